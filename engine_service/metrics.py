@@ -1,0 +1,154 @@
+"""Every metric of the engine, declared on a registry that is passed in."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from engine_service.request import FinishReason
+
+FINISH_REASONS = (*(reason.value for reason in FinishReason), "error")
+
+_LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_LONG_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_PLAN_WAIT_BUCKETS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 1.0, 10.0)
+_ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class EngineMetrics:
+    """The engine's metrics.
+
+    Args:
+        registry: where they are declared.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._declare_requests(registry)
+        self._declare_steps(registry)
+        self._declare_planner(registry)
+
+    def _declare_requests(self, registry: CollectorRegistry) -> None:
+        self._time_to_first_token = Histogram(
+            "ringplan_time_to_first_token_seconds",
+            "Time from a request's arrival to its first token.",
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self._inter_token_latency = Histogram(
+            "ringplan_inter_token_latency_seconds",
+            "Time between two tokens of a request.",
+            buckets=_STEP_BUCKETS,
+            registry=registry,
+        )
+        self._request_duration = Histogram(
+            "ringplan_request_duration_seconds",
+            "Time from a request's arrival to its end.",
+            buckets=_LONG_BUCKETS,
+            registry=registry,
+        )
+        self._queue_time = Histogram(
+            "ringplan_request_queue_seconds",
+            "Time from a request's arrival to its first step.",
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self._running = Gauge("ringplan_requests_running", "Requests that hold pages.", registry=registry)
+        self._waiting = Gauge("ringplan_requests_waiting", "Requests that wait for room.", registry=registry)
+        self._prompt_tokens = Counter(
+            "ringplan_prompt_tokens", "Tokens of the prompts of requests that had a first token.", registry=registry
+        )
+        self._generation_tokens = Counter("ringplan_generation_tokens", "Tokens generated.", registry=registry)
+        self._finished = Counter(
+            "ringplan_requests_finished", "Requests that ended, by reason.", ["reason"], registry=registry
+        )
+        for reason in FINISH_REASONS:
+            self._finished.labels(reason)
+        self._refused = Counter(
+            "ringplan_requests_refused", "Requests refused because the queue was full.", registry=registry
+        )
+        self._preemptions = Counter(
+            "ringplan_preemptions", "Times a running request was put back, its pages taken.", registry=registry
+        )
+
+    def _declare_steps(self, registry: CollectorRegistry) -> None:
+        self._kv_cache_usage = Gauge(
+            "ringplan_kv_cache_usage_ratio", "Share of the KV cache's pages that requests hold.", registry=registry
+        )
+        self._step_rows = Histogram(
+            "ringplan_step_rows", "Requests in a step.", buckets=_ROW_BUCKETS, registry=registry
+        )
+        self._step_duration = Histogram(
+            "ringplan_step_duration_seconds",
+            "Time of a step's forward and sampling.",
+            buckets=_STEP_BUCKETS,
+            registry=registry,
+        )
+        self._steps_failed = Counter("ringplan_steps_failed", "Steps that failed.", registry=registry)
+
+    def _declare_planner(self, registry: CollectorRegistry) -> None:
+        self._plan_wait = Histogram(
+            "ringplan_plan_wait_seconds",
+            "Time the engine's thread spent on getting a step's plan.",
+            buckets=_PLAN_WAIT_BUCKETS,
+            registry=registry,
+        )
+        self._planner_connected = Gauge(
+            "ringplan_planner_connected", "Whether the engine has a session with the planner.", registry=registry
+        )
+        self._planner_lost = Counter(
+            "ringplan_planner_lost", "Times the session with the planner was lost.", registry=registry
+        )
+
+    def load_changed(self, num_running: int, num_waiting: int, kv_cache_usage: float) -> None:
+        """Sets how much there is to do and how full the KV cache is, as a share from 0 to 1."""
+        self._running.set(num_running)
+        self._waiting.set(num_waiting)
+        self._kv_cache_usage.set(kv_cache_usage)
+
+    def request_refused(self) -> None:
+        """Counts a request that found the queue full."""
+        self._refused.inc()
+
+    def request_started(self, queue_seconds: float) -> None:
+        """Counts a request's first step."""
+        self._queue_time.observe(queue_seconds)
+
+    def first_token_generated(self, seconds: float, num_prompt_tokens: int) -> None:
+        """Counts a request's first token, so many seconds after its arrival."""
+        self._time_to_first_token.observe(seconds)
+        self._prompt_tokens.inc(num_prompt_tokens)
+        self._generation_tokens.inc()
+
+    def next_token_generated(self, seconds: float) -> None:
+        """Counts another token of a request, so many seconds after the one before."""
+        self._inter_token_latency.observe(seconds)
+        self._generation_tokens.inc()
+
+    def request_finished(self, reason: str, seconds: float) -> None:
+        """Counts a request that ended, for one of `FINISH_REASONS`, so many seconds after its arrival."""
+        self._finished.labels(reason).inc()
+        self._request_duration.observe(seconds)
+
+    def request_preempted(self) -> None:
+        """Counts a running request that was put back."""
+        self._preemptions.inc()
+
+    def plan_received(self, seconds: float) -> None:
+        """Counts a plan and the time the engine's thread spent on getting it."""
+        self._plan_wait.observe(seconds)
+
+    def step_completed(self, num_rows: int, seconds: float) -> None:
+        """Counts a step that has run."""
+        self._step_rows.observe(num_rows)
+        self._step_duration.observe(seconds)
+
+    def step_failed(self) -> None:
+        """Counts a step that failed."""
+        self._steps_failed.inc()
+
+    def planner_connected(self) -> None:
+        """Notes that there is a session with the planner."""
+        self._planner_connected.set(1)
+
+    def planner_lost(self) -> None:
+        """Notes that the session with the planner was lost."""
+        self._planner_connected.set(0)
+        self._planner_lost.inc()

@@ -1,0 +1,214 @@
+"""The engine over gRPC: the only module of it that handles calls, and that knows status codes."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+from uuid import uuid4
+
+import grpc
+
+from engine_service.engine import Engine
+from engine_service.errors import (
+    EngineError,
+    EngineStoppingError,
+    InvalidRequestError,
+    ListenError,
+    ModelError,
+    QueueFullError,
+    RequestTooLargeError,
+    StepFailedError,
+)
+from engine_service.request import (
+    GeneratedDelta,
+    GenerationEnded,
+    GenerationEvent,
+    GenerationFailed,
+    GenerationSpec,
+)
+from engine_service.validation import check_token_ids
+from engine_service.wire import (
+    GenerateInput,
+    Prompt,
+    build_delta,
+    build_final,
+    parse,
+    read_generate_request,
+    read_tokenize_request,
+)
+from ringplan.inference.v1 import inference_pb2 as pb
+
+if TYPE_CHECKING:
+    # It brings transformers, which takes seconds to import; the server listens before.
+    from engine_service.tokenizer import Tokenizer
+
+SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
+# The trailing metadata that says why a call failed, in words that a program can rely on.
+REASON_KEY = "ringplan-reason"
+FIELD_KEY = "ringplan-field"
+INTERNAL_REASON = "INTERNAL"
+# A status message travels in headers, whose size is limited.
+MAX_DETAILS_CHARACTERS = 1_000
+
+_Status = grpc.StatusCode
+# A class that is not listed is treated as its nearest base that is.
+STATUS_BY_ERROR: dict[type[EngineError], tuple[grpc.StatusCode, str]] = {
+    InvalidRequestError: (_Status.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    RequestTooLargeError: (_Status.INVALID_ARGUMENT, "REQUEST_TOO_LARGE"),
+    QueueFullError: (_Status.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    EngineStoppingError: (_Status.UNAVAILABLE, "SHUTTING_DOWN"),
+    StepFailedError: (_Status.INTERNAL, "STEP_FAILED"),
+    ListenError: (_Status.UNAVAILABLE, "CANNOT_LISTEN"),
+    ModelError: (_Status.FAILED_PRECONDITION, "MODEL"),
+    EngineError: (_Status.INTERNAL, INTERNAL_REASON),
+}
+
+ResultT = TypeVar("ResultT")
+_Context = grpc.aio.ServicerContext[bytes, bytes]
+_logger = logging.getLogger(__name__)
+
+
+def find_status(error: EngineError) -> tuple[grpc.StatusCode, str]:
+    """Returns the status code and the machine-readable reason of an error."""
+    return next(STATUS_BY_ERROR[base] for base in type(error).__mro__ if base in STATUS_BY_ERROR)
+
+
+class InferenceServicer:
+    """Serves `InferenceService`. Messages come and go as bytes, so that one that cannot be read gets a proper answer.
+
+    Args:
+        engine: runs the requests; it delivers events in the event loop's thread.
+        tokenizer: the model's.
+        model_info: the answer to GetModelInfo.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: "Tokenizer", model_info: pb.GetModelInfoResponse) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._model_info = model_info.SerializeToString()
+
+    def build_handler(self) -> "grpc.GenericRpcHandler[bytes, bytes]":
+        """Returns what a server needs to serve this."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE_NAME,
+            {
+                "Generate": grpc.unary_stream_rpc_method_handler(self.generate),
+                "GetModelInfo": grpc.unary_unary_rpc_method_handler(self.get_model_info),
+                "Tokenize": grpc.unary_unary_rpc_method_handler(self.tokenize),
+                "Detokenize": grpc.unary_unary_rpc_method_handler(self.detokenize),
+            },
+        )
+
+    async def generate(self, data: bytes, context: _Context) -> None:
+        """Streams the answer to one prompt. A call that ends early, for whatever reason, aborts the request."""
+        await _answer(context, self._generate(data, context))
+
+    async def get_model_info(self, data: bytes, context: _Context) -> bytes:
+        """Tells which model is loaded."""
+
+        async def answer() -> bytes:
+            parse(pb.GetModelInfoRequest, data)
+            return self._model_info
+
+        return await _answer(context, answer())
+
+    async def tokenize(self, data: bytes, context: _Context) -> bytes:
+        """Turns text or chat messages into token ids."""
+
+        async def answer() -> bytes:
+            token_ids = await self._encode(read_tokenize_request(data))
+            return pb.TokenizeResponse(token_ids=token_ids).SerializeToString()
+
+        return await _answer(context, answer())
+
+    async def detokenize(self, data: bytes, context: _Context) -> bytes:
+        """Turns token ids into text."""
+
+        async def answer() -> bytes:
+            request = parse(pb.DetokenizeRequest, data)
+            check_token_ids(request.token_ids, self._engine.limits, "token_ids")
+            text = await asyncio.to_thread(
+                self._tokenizer.decode, list(request.token_ids), skip_special_tokens=request.skip_special_tokens
+            )
+            return pb.DetokenizeResponse(text=text).SerializeToString()
+
+        return await _answer(context, answer())
+
+    async def _generate(self, data: bytes, context: _Context) -> None:
+        asked = read_generate_request(data, default_request_id=uuid4().hex[:16])
+        spec = _build_spec(asked, await self._encode(asked.prompt))
+        events: asyncio.Queue[GenerationEvent] = asyncio.Queue()
+        request = self._engine.submit(spec, events.put_nowait, prompt_field=asked.prompt.field)
+        has_ended = False
+        try:
+            while not has_ended:
+                has_ended = await _write_events(context, events)
+        finally:
+            if not has_ended:
+                self._engine.abort(request)
+
+    async def _encode(self, prompt: Prompt) -> list[int]:
+        """Returns the prompt's tokens; a long text must not hold up the other calls."""
+        if prompt.field == "token_ids":
+            return list(prompt.token_ids)
+        if prompt.field == "messages":
+            return await asyncio.to_thread(self._tokenizer.encode_chat, prompt.messages, field="messages")
+        if not prompt.text:
+            raise InvalidRequestError("text", "the prompt is empty")
+        return await asyncio.to_thread(self._tokenizer.encode, prompt.text, field="text")
+
+
+def _build_spec(asked: GenerateInput, token_ids: list[int]) -> GenerationSpec:
+    return GenerationSpec(
+        request_id=asked.request_id,
+        prompt_token_ids=tuple(token_ids),
+        sampling=asked.sampling,
+        stopping=asked.stopping,
+        num_logprobs=asked.num_logprobs,
+    )
+
+
+async def _write_events(context: _Context, events: asyncio.Queue[GenerationEvent]) -> bool:
+    """Waits for events and writes them, deltas in a row as one message; returns whether the last one has come.
+
+    Raises:
+        EngineError: the request failed.
+    """
+    deltas: list[GeneratedDelta] = []
+    last: GenerationEnded | GenerationFailed | None = None
+    event = await events.get()
+    while True:
+        if not isinstance(event, GeneratedDelta):
+            last = event
+            break
+        deltas.append(event)
+        if events.empty():
+            break
+        event = events.get_nowait()
+    if deltas:
+        await context.write(build_delta(deltas).SerializeToString())
+    if isinstance(last, GenerationFailed):
+        raise last.error
+    if last is not None:
+        await context.write(build_final(last).SerializeToString())
+    return last is not None
+
+
+async def _answer(context: _Context, answer: Awaitable[ResultT]) -> ResultT:
+    """Awaits an answer; an error becomes the call's status."""
+    try:
+        return await answer
+    except EngineError as error:
+        await _abort(context, error)
+    except Exception as error:
+        _logger.exception("a call failed within the engine")
+        metadata = ((REASON_KEY, INTERNAL_REASON),)
+        await context.abort(grpc.StatusCode.INTERNAL, f"within the engine: {error!r}", trailing_metadata=metadata)
+
+
+async def _abort(context: _Context, error: EngineError) -> NoReturn:
+    code, reason = find_status(error)
+    metadata = [(REASON_KEY, reason)]
+    if isinstance(error, InvalidRequestError):
+        metadata.append((FIELD_KEY, error.field))
+    await context.abort(code, str(error)[:MAX_DETAILS_CHARACTERS], trailing_metadata=tuple(metadata))

@@ -1,0 +1,209 @@
+"""Protos to plain values and back; knows protobuf, but no gRPC."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from engine_service.errors import InvalidRequestError
+from engine_service.request import ChatMessage, FinishReason, GeneratedDelta, GenerationEnded, StoppingParams
+from engine_service.sampling_params import SampledToken, SamplingParams
+from ringplan.inference.v1 import inference_pb2 as pb
+
+MAX_REQUEST_ID_CHARACTERS = 128
+MAX_ROLE_CHARACTERS = 64
+_LENGTH_DELIMITED = 2
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+_NUMBER_BY_FINISH_REASON: dict[FinishReason, pb.FinishReason.ValueType] = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: pb.FINISH_REASON_ABORT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as it came, exactly one of its forms given.
+
+    Args:
+        field: which one: "text", "messages" or "token_ids".
+    """
+
+    field: str
+    text: str = ""
+    messages: tuple[ChatMessage, ...] = ()
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateInput:
+    """What a GenerateRequest asks for, its prompt not yet turned into tokens."""
+
+    request_id: str
+    prompt: Prompt
+    sampling: SamplingParams
+    stopping: StoppingParams
+    num_logprobs: int | None
+
+
+def parse(message_type: type[MessageT], data: bytes) -> MessageT:
+    """Reads a message.
+
+    Args:
+        message_type: which.
+        data: its bytes.
+
+    Raises:
+        InvalidRequestError: the bytes are no such message, or a text in it is not valid UTF-8.
+    """
+    message = message_type()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        field = _find_invalid_text(data, message_type.DESCRIPTOR)
+        if field is None:
+            raise InvalidRequestError("request", f"the bytes are no {message_type.DESCRIPTOR.full_name}") from error
+        raise InvalidRequestError(field, "must be valid UTF-8") from error
+    return message
+
+
+def read_generate_request(data: bytes, default_request_id: str) -> GenerateInput:
+    """Reads a GenerateRequest.
+
+    Args:
+        data: its bytes.
+        default_request_id: the name of a request that brings none.
+
+    Raises:
+        InvalidRequestError: a rule is broken.
+    """
+    message = parse(pb.GenerateRequest, data)
+    if len(message.request_id) > MAX_REQUEST_ID_CHARACTERS:
+        raise InvalidRequestError(
+            "request_id", f"{len(message.request_id)} characters are more than {MAX_REQUEST_ID_CHARACTERS}"
+        )
+    forms = [
+        *(["text"] if message.HasField("text") else []),
+        *(["messages"] if message.messages else []),
+        *(["token_ids"] if message.HasField("token_ids") else []),
+    ]
+    if len(forms) != 1:
+        given = " and ".join(forms) or "none"
+        raise InvalidRequestError(
+            forms[-1] if forms else "text", f"exactly one of text, messages and token_ids is required; given: {given}"
+        )
+    prompt = Prompt(
+        forms[0],
+        text=message.text,
+        messages=_read_messages(message.messages),
+        token_ids=tuple(message.token_ids.ids),
+    )
+    return GenerateInput(
+        request_id=message.request_id or default_request_id,
+        prompt=prompt,
+        sampling=_read_sampling(message.sampling),
+        stopping=_read_stopping(message.stopping),
+        num_logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )
+
+
+def read_tokenize_request(data: bytes) -> Prompt:
+    """Reads a TokenizeRequest.
+
+    Args:
+        data: its bytes.
+
+    Raises:
+        InvalidRequestError: a rule is broken.
+    """
+    message = parse(pb.TokenizeRequest, data)
+    if message.HasField("text") == bool(message.messages):
+        raise InvalidRequestError("text", "exactly one of text and messages is required")
+    field = "text" if message.HasField("text") else "messages"
+    return Prompt(field, text=message.text, messages=_read_messages(message.messages))
+
+
+def build_delta(deltas: Sequence[GeneratedDelta]) -> pb.GenerateResponse:
+    """Returns the response that tells of one or more deltas in a row."""
+    tokens = [token for delta in deltas for token in delta.tokens]
+    return pb.GenerateResponse(
+        delta=pb.GenerateDelta(
+            text="".join([delta.text for delta in deltas]),
+            token_ids=[token.token_id for token in tokens],
+            logprobs=[_build_logprobs(token, token.logprob) for token in tokens if token.logprob is not None],
+        )
+    )
+
+
+def build_final(ended: GenerationEnded) -> pb.GenerateResponse:
+    """Returns the response that tells how a request ended."""
+    return pb.GenerateResponse(
+        final=pb.GenerateFinal(
+            finish_reason=_NUMBER_BY_FINISH_REASON[ended.finish_reason],
+            matched_stop=ended.matched_stop,
+            matched_token_id=ended.matched_token_id,
+            usage=pb.Usage(
+                prompt_tokens=ended.num_prompt_tokens,
+                completion_tokens=ended.num_completion_tokens,
+            ),
+        )
+    )
+
+
+def _read_messages(messages: Sequence[pb.ChatMessage]) -> tuple[ChatMessage, ...]:
+    for number, message in enumerate(messages):
+        if not 1 <= len(message.role) <= MAX_ROLE_CHARACTERS:
+            raise InvalidRequestError(
+                f"messages[{number}].role", f"{len(message.role)} characters are outside 1..{MAX_ROLE_CHARACTERS}"
+            )
+    return tuple([ChatMessage(message.role, message.content) for message in messages])
+
+
+def _read_sampling(message: pb.SamplingParams) -> SamplingParams:
+    # A field that is not given keeps the default of SamplingParams, whatever the proto's zero value is.
+    return SamplingParams(**{field.name: value for field, value in message.ListFields()})
+
+
+def _read_stopping(message: pb.StoppingParams) -> StoppingParams:
+    return StoppingParams(
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+    )
+
+
+def _build_logprobs(token: SampledToken, logprob: float) -> pb.PositionLogprobs:
+    return pb.PositionLogprobs(
+        chosen=pb.TokenLogprob(token_id=token.token_id, logprob=logprob),
+        top=[pb.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in token.top_logprobs],
+    )
+
+
+def _find_invalid_text(data: bytes, descriptor: Any) -> str | None:
+    """Returns the path of the first text field that is not UTF-8, or None; protobuf itself names none."""
+    try:
+        # Everything is unknown to an empty message, so it keeps all fields as they came.
+        fields = UnknownFieldSet(Empty.FromString(data))
+    except DecodeError:
+        return None
+    for entry in fields:  # type: ignore[attr-defined]  # The stub lacks __iter__.
+        field = descriptor.fields_by_number.get(entry.field_number)
+        if field is None or entry.wire_type != _LENGTH_DELIMITED:
+            continue
+        if field.type == FieldDescriptor.TYPE_STRING:
+            try:
+                entry.data.decode()
+            except UnicodeDecodeError:
+                return str(field.name)
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            inner = _find_invalid_text(entry.data, field.message_type)
+            if inner is not None:
+                return f"{field.name}.{inner}"
+    return None

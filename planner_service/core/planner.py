@@ -1,0 +1,261 @@
+"""Plans steps: forks, reserves, writes, all or nothing, and keeps what committing or discarding them needs."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from planner_service.core.arrays import ITEM_BYTES
+from planner_service.core.attempt import PlanAttempt, count_pages
+from planner_service.core.builder import PlanSizes, measure_plan, write_plan
+from planner_service.core.cache import DEFAULT_NUM_ENTRIES, CacheEntry, PlanCache, is_cacheable
+from planner_service.core.capture import build_capture
+from planner_service.core.layout import Drop, Int32Array, StreamOperation, Truncate
+from planner_service.core.page_tables import IntArray
+from planner_service.core.pages import SINK_PAGE, PagePool
+from planner_service.core.plan import BuiltPlan, CacheMode, PlanSource
+from planner_service.core.ring import BufferSet
+from planner_service.core.rows import LayoutRows
+from planner_service.core.steps import StepInFlight, StepsInFlight
+from planner_service.core.streams import StreamTable, Touch
+from planner_service.core.verify import find_mismatches
+from planner_service.errors import LayoutError, OutOfPagesError, ProtocolError
+
+FindSet = Callable[[int], BufferSet]  # (num_bytes)
+
+
+class Planner:
+    """The page tables of one session and the plans made from them.
+
+    Args:
+        page_size: tokens a page holds.
+        num_pages: pages in the pool, the sink page included.
+        max_streams: streams are numbered 0 to `max_streams - 1`.
+        cache_mode: how decode plans are cached.
+        num_cache_entries: how many layouts the cache keeps.
+
+    Attributes:
+        cache: the cache, or None if it is off.
+    """
+
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        num_pages: int,
+        max_streams: int,
+        cache_mode: CacheMode = CacheMode.OFF,
+        num_cache_entries: int = DEFAULT_NUM_ENTRIES,
+    ) -> None:
+        self.page_size = page_size
+        self.pool = PagePool(num_pages)
+        self.streams = StreamTable(max_streams, self.pool)
+        self.steps = StepsInFlight(self.streams)
+        self.cache = PlanCache(num_cache_entries) if cache_mode is not CacheMode.OFF else None
+        self._is_verifying = cache_mode is CacheMode.VERIFY
+        self._num_layouts = 0
+
+    def plan(self, rows: LayoutRows, step_id: int, find_set: FindSet) -> BuiltPlan:
+        """Plans one step and puts it in flight.
+
+        Args:
+            rows: its layout.
+            step_id: higher than that of every step before.
+            find_set: gives the buffer set for a plan of so many bytes.
+
+        Raises:
+            LayoutError: the step cannot be planned; nothing has changed.
+        """
+        if self.cache is None:
+            return self._plan_full(rows, step_id, find_set)
+        found = self.cache.find(rows, self.streams)
+        if not isinstance(found, CacheEntry):
+            plan = self._plan_full(rows, step_id, find_set)
+            self.cache.count_miss(rows, found)
+            return dataclasses.replace(plan, miss_reason=found)
+        crossings = found.next_crossings(self.page_size)
+        if self._is_verifying:
+            plan = self._verify(found, crossings, self._plan_full(rows, step_id, find_set))
+        else:
+            plan = self._plan_cached(found, crossings, step_id, find_set)
+        self.cache.tally.num_hits += 1
+        return plan
+
+    def commit_through(self, step_id: int) -> None:
+        """Commits a step and all before it."""
+        self._give_back(self.steps.commit_through(step_id))
+
+    def discard_from(self, step_id: int) -> int:
+        """Undoes a step and all after it; returns how many were in flight."""
+        num_discarded, ended = self.steps.discard_from(step_id)
+        self._give_back(ended)
+        return num_discarded
+
+    def apply(self, operation: StreamOperation) -> None:
+        """Applies a change to streams.
+
+        Raises:
+            ProtocolError: it names a stream out of range, or a length it cannot be cut to.
+        """
+        if isinstance(operation, Truncate):
+            self._truncate(operation)
+        else:
+            self._drop(operation)
+
+    def check_integrity(self) -> None:
+        """Asserts that every page is held as often as it is counted, and that lengths fit the pages held."""
+        holders = self.streams.count_holders()
+        self.steps.count_holders(holders)
+        self.pool.check_integrity(holders)
+        streams = self.streams
+        capacities = streams.tables.num_held.astype(np.int64) * self.page_size
+        assert np.all(streams.planned <= capacities), "a length lacks pages"
+        assert np.all(streams.committed <= streams.planned), "a committed length is above the planned one"
+        assert not streams.planned[~streams.exists].any(), "a stream that does not exist has a length"
+        sink = streams.tables.pages_of(-1)
+        assert not np.any(sink != SINK_PAGE), "the sink's table names another page"
+
+    def _plan_full(self, rows: LayoutRows, step_id: int, find_set: FindSet) -> BuiltPlan:
+        streams = self.streams
+        step = StepInFlight(step_id, rows.layout.commit, rows.row_streams, rows.row_spans, _NO_IDENTITIES)
+        attempt = PlanAttempt(streams, step, self.page_size)
+        try:
+            for fork in rows.layout.forks_before:
+                attempt.fork(fork, is_after=False)
+            attempt.replace_shared_pages()
+            streams.tables.reserve_sink(-(-rows.max_padding_span // self.page_size))
+            sizes = measure_plan(rows, streams.planned, self.page_size)
+            attempt.reserve(*_order_pages(rows, sizes.num_pages))
+            buffer_set = find_set(sizes.num_bytes)
+            buffer_set.content = None
+            write_plan(rows, sizes, streams.tables, self.page_size, buffer_set.items)
+            step.length_identities = streams.length_identities[rows.row_streams]
+            if step.commit:
+                attempt.add_planned(rows)
+            for fork in rows.layout.forks_after:
+                attempt.fork(fork, is_after=True)
+        except OutOfPagesError as error:
+            attempt.roll_back()
+            num_free = self.pool.num_free
+            raise OutOfPagesError(count_pages(rows, streams, self.page_size) - num_free, num_free) from error
+        except LayoutError:
+            attempt.roll_back()
+            raise
+        self._touch(rows, step_id)
+        self.steps.add(step)
+        if self.cache is not None and is_cacheable(rows):
+            self.cache.store(self._build_entry(rows, sizes, buffer_set, step))
+        return BuiltPlan(
+            buffer_set=buffer_set,
+            extents=sizes.extents,
+            num_bytes=sizes.num_bytes,
+            copies_before=tuple(attempt.copies_before),
+            copies_after=tuple(attempt.copies_after),
+        )
+
+    def _plan_cached(self, entry: CacheEntry, crossings: IntArray | None, step_id: int, find_set: FindSet) -> BuiltPlan:
+        rows, streams = entry.rows, self.streams
+        step = StepInFlight(step_id, True, rows.row_streams, rows.row_spans, entry.length_identities)
+        attempt = PlanAttempt(streams, step, self.page_size)
+        try:
+            if crossings is not None:
+                attempt.reserve(*entry.order_pages(crossings))
+            buffer_set = find_set(entry.measure_next(crossings))
+        except LayoutError:
+            attempt.roll_back()
+            raise
+        entry.advance(streams, self.page_size, crossings)
+        entry.write(buffer_set)
+        attempt.add_planned(rows)
+        streams.last_step[rows.row_streams] = step_id
+        self.steps.add(step)
+        return BuiltPlan(buffer_set, entry.extents, entry.num_bytes, PlanSource.CACHED)
+
+    def _build_entry(self, rows: LayoutRows, sizes: PlanSizes, buffer_set: BufferSet, step: StepInFlight) -> CacheEntry:
+        return CacheEntry(
+            rows=rows,
+            extents=sizes.extents,
+            index_bounds=sizes.index_bounds,
+            items=buffer_set.items,
+            num_pages=sizes.num_pages,
+            kv_lens=sizes.kv_lens,
+            length_identities=step.length_identities,
+            touch=self._num_layouts,
+        )
+
+    def _verify(self, entry: CacheEntry, crossings: IntArray | None, full: BuiltPlan) -> BuiltPlan:
+        """Advances the entry as a hit would and compares; on a mismatch the full plan's entry stays in its place."""
+        assert self.cache is not None
+        entry.advance(self.streams, self.page_size, crossings)
+        shadow = BufferSet(0, 0, np.empty(entry.num_bytes // ITEM_BYTES, dtype=np.int32))
+        entry.write(shadow)
+        cached_arrays = (entry.extents, shadow.items)
+        full_arrays = (full.extents, full.buffer_set.items)
+        mismatches = find_mismatches(cached_arrays, full_arrays)
+        capture = None
+        if mismatches:
+            self.cache.tally.num_mismatches += 1
+            capture = build_capture(
+                entry.rows,
+                page_size=self.page_size,
+                num_pages=self.pool.num_pages,
+                num_steps=entry.num_steps,
+                mismatches=mismatches,
+                cached=cached_arrays,
+                full=full_arrays,
+            )
+        else:
+            entry.touch = self._num_layouts
+            self.cache.store(entry)
+        return dataclasses.replace(full, source=PlanSource.VERIFIED, mismatches=mismatches, capture=capture)
+
+    def _touch(self, rows: LayoutRows, step_id: int) -> None:
+        self._num_layouts += 1
+        streams = self.streams
+        streams.touched[rows.row_streams] = self._num_layouts
+        streams.exists[rows.row_streams] = True
+        streams.last_step[rows.row_streams] = step_id
+        for fork in (*rows.layout.forks_before, *rows.layout.forks_after):
+            streams.last_step[[fork.source, fork.target]] = step_id
+            streams.touched[fork.target] = Touch.FORKED
+
+    def _give_back(self, ended: Iterable[Int32Array]) -> None:
+        for pages in ended:
+            self.pool.give_back(pages)
+
+    def _truncate(self, operation: Truncate) -> None:
+        stream, length = operation.stream, operation.length
+        streams = self.streams
+        self._require_stream(stream)
+        committed = int(streams.committed[stream])
+        if not 0 <= length <= committed:
+            raise ProtocolError(f"stream {stream} cannot be cut to {length} tokens: {committed} are committed")
+        if not streams.exists[stream]:
+            return
+        pages = streams.cut(stream, length, -(-length // self.page_size))
+        self._give_back(self.steps.retire(pages, int(streams.last_step[stream])))
+
+    def _drop(self, operation: Drop) -> None:
+        streams = self.streams
+        if len(operation.streams) % 4:
+            raise ProtocolError(f"the streams to drop have {len(operation.streams)} bytes, not a multiple of 4")
+        for stream in np.frombuffer(operation.streams, dtype="<i4").tolist():
+            self._require_stream(stream)
+            if streams.exists[stream]:
+                pages = streams.remove(stream)
+                self._give_back(self.steps.retire(pages, int(streams.last_step[stream])))
+
+    def _require_stream(self, stream: int) -> None:
+        if not 0 <= stream < self.streams.max_streams:
+            raise ProtocolError(f"stream {stream} is outside 0..{self.streams.max_streams - 1}")
+
+
+def _order_pages(rows: LayoutRows, num_pages: Int32Array) -> tuple[IntArray, Int32Array]:
+    """Returns the streams of a layout and the pages each needs, in the order in which they are given."""
+    num_needed = num_pages if rows.stream_rows is None else num_pages[rows.stream_rows]
+    if rows.page_order is None:
+        return rows.row_streams, num_needed
+    return rows.row_streams[rows.page_order], num_needed[rows.page_order]
+
+
+_NO_IDENTITIES = np.empty(0, dtype=np.int64)

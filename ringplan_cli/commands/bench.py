@@ -1,0 +1,67 @@
+"""`ringplan bench`: measures Ringplan on this machine."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+@app.callback()
+def bench() -> None:
+    """Measures Ringplan on this machine: medians from one run, beside yardsticks from the same run."""
+
+
+@app.command()
+def plan(
+    rows: Annotated[list[int], typer.Option(help="Rows a plan label; may be repeated.", min=1)] = [1, 8, 32, 128, 512],  # noqa: B006  # typer copies it
+    pages: Annotated[list[int], typer.Option(help="Pages a row; may be repeated.", min=1)] = [10, 64],  # noqa: B006  # as above
+    labels: Annotated[list[int], typer.Option(help="Plan labels; may be repeated.", min=1)] = [1, 2, 3],  # noqa: B006  # as above
+    rounds: Annotated[int, typer.Option(help="Rounds of 32 steps for each figure.", min=1)] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Times the planner's core, the writing of the buffer set included: full plans, cached ones, and yardsticks."""
+    from rich import box
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    from ringplan_cli.bench_plan import build_cases, measure_case
+    from ringplan_cli.machine import describe_machine
+
+    cases = build_cases(rows, pages, labels)
+    errors = Console(stderr=True)
+    measured = track(cases, "measuring", console=errors, transient=True, disable=not sys.stderr.isatty())
+    figures = [measure_case(case, rounds) for case in measured]
+    machine = describe_machine()
+    if as_json:
+        typer.echo(json.dumps({"machine": machine, "cases": [row.as_json() for row in figures]}))
+        return
+    table = Table(title="Microseconds a plan (medians)", caption_justify="left", box=box.SIMPLE)
+    table.caption = (
+        "full: from scratch; cached: rows cross pages at staggered steps; steady: no row crosses a page; "
+        f"naive: row by row; speed-up: naive / cached. {', '.join(machine.values())}"
+    )
+    for name in (
+        "labels",
+        "rows",
+        "pages",
+        "bytes",
+        "full",
+        "cached",
+        "no crossing",
+        "naive",
+        "memcpy",
+        "naive/cached",
+    ):
+        table.add_column(name, justify="right")
+    for row in figures:
+        naive = "-" if row.naive is None else f"{row.naive:,.0f}"
+        ratio = "-" if row.naive is None else f"{row.naive / row.cached:,.0f}x"
+        case = row.case
+        counts = (str(case.num_labels), str(case.num_rows), str(case.num_pages), f"{row.num_bytes:,}")
+        times = (f"{row.full:.1f}", f"{row.cached:.1f}", f"{row.cached_no_crossing:.1f}", naive, f"{row.memcpy:.1f}")
+        table.add_row(*counts, *times, ratio)
+    Console().print(table)

@@ -1,0 +1,156 @@
+"""`ringplan generate`: one answer, streamed to the terminal."""
+
+import signal
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from engine_service.config import EngineSettings
+from ringplan.inference.v1 import inference_pb2
+from ringplan_cli.errors import BadSettingsError, CommandError
+from ringplan_cli.generate_options import GenerateOptions, build_request
+from ringplan_cli.inference_client import InferenceClient
+from ringplan_cli.local_stack import LocalStack
+from ringplan_cli.progress import show_steps
+from ringplan_cli.run_report import AnswerTimes, Metrics, build_rows, fetch_metrics, print_report
+from ringplan_cli.settings_flags import build_flags, build_settings, read_given, with_parameters
+from ringplan_cli.word_wrap import WordWrapper
+
+app = typer.Typer(add_completion=False)
+
+DEFAULT_TARGET = str(EngineSettings.model_fields["listen"].default)
+MAX_PROMPT_CHARACTERS = 1_000
+ENGINE_FLAGS = ("model", "dtype", "num_threads", "page_size", "num_pages", "ring_depth", "cache_mode")
+
+
+@app.command()
+@with_parameters(
+    [
+        *build_flags(GenerateOptions, panel="Answer"),
+        *build_flags(
+            EngineSettings,
+            panel="Engine (with --local)",
+            leave_out=[name for name in EngineSettings.model_fields if name not in ENGINE_FLAGS],
+        ),
+    ]
+)
+def generate(
+    context: typer.Context,
+    prompt: Annotated[str, typer.Argument(help="What to ask; '-' reads standard input.", show_default=False)],
+    target: Annotated[str, typer.Option(help="The engine: 'host:port' or 'unix:/path'.")] = DEFAULT_TARGET,
+    local: Annotated[bool, typer.Option("--local", help="Start a planner and an engine for this answer.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer and nothing else.")] = False,
+    timeout_seconds: Annotated[float | None, typer.Option(help="Give up after so long.", show_default=False)] = None,
+) -> None:
+    """Asks a model and streams its answer."""
+    options = build_settings(GenerateOptions, read_given(context, GenerateOptions))
+    engine_given = read_given(context, EngineSettings)
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    if engine_given and not local:
+        raise BadSettingsError(f"--{next(iter(engine_given)).replace('_', '-')} needs --local")
+    notes = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
+    with ExitStack() as resources:
+        stack = None
+        if local:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, _end)
+            stack = _start_stack(notes, engine_given, resources)
+            target = stack.target
+        client = resources.enter_context(InferenceClient(target))
+        try:
+            _answer(client, notes, prompt, options, timeout_seconds, stack)
+        except CommandError:
+            # A process that died says more than the call that broke with it.
+            if stack is not None:
+                stack.check_running()
+            raise
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    """Ends the command as its signal would, but in order: what was started is stopped first."""
+    sys.exit(128 + number)
+
+
+def _start_stack(notes: Console, engine_given: dict[str, Any], resources: ExitStack) -> LocalStack:
+    """Starts both processes and shows how far they are."""
+    started = time.monotonic()
+    stack = resources.enter_context(LocalStack(engine_given))
+    for name in ("planner", "engine"):
+        with show_steps(notes, name) as show:
+            stack.wait_until_ready(name, show)
+        notes.print(f"[dim]{name}: ready after {time.monotonic() - started:.1f} s[/]")
+    return stack
+
+
+def _answer(
+    client: InferenceClient,
+    notes: Console,
+    prompt: str,
+    options: GenerateOptions,
+    timeout_seconds: float | None,
+    stack: LocalStack | None,
+) -> None:
+    """Asks, prints the answer as it comes, and then what it took."""
+    info = client.fetch_model_info()
+    request = build_request(prompt, options, has_chat_template=info.has_chat_template)
+    notes.print(f"[dim]model: {escape(info.model)}, {info.max_context_tokens:,} tokens of context[/]")
+    notes.print(f"\n[bold]{escape(_shorten(make_printable(prompt.strip())))}[/]\n", soft_wrap=False)
+
+    times = AnswerTimes(time.monotonic())
+    final = inference_pb2.GenerateFinal()
+    with _open_output() as write:
+        for response in client.generate(request, timeout_seconds):
+            if response.HasField("final"):
+                final = response.final
+            times.add_tokens(len(response.delta.token_ids), time.monotonic())
+            write(response.delta.text)
+
+    metrics: Metrics | None = None
+    if stack is not None and not notes.quiet:
+        metrics = fetch_metrics(stack.planner_metrics_url, stack.engine_metrics_url)
+    notes.print()
+    if final.finish_reason == inference_pb2.FINISH_REASON_LENGTH:
+        notes.print("[dim]cut off at the most tokens allowed: --max-tokens raises that[/]")
+    print_report(notes, build_rows(times, final.usage.prompt_tokens, final.usage.completion_tokens, metrics))
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_PROMPT_CHARACTERS else f"{text[:MAX_PROMPT_CHARACTERS]} ..."
+
+
+@contextmanager
+def _open_output() -> Iterator[Callable[[str], None]]:
+    """Yields what prints more of the answer: word by word on a terminal, elsewhere as it comes."""
+    wrapper = WordWrapper(Console().width) if sys.stdout.isatty() else None
+    has_text = False
+
+    def write(text: str) -> None:
+        nonlocal has_text
+        has_text = has_text or bool(text)
+        sys.stdout.write(wrapper.add(make_printable(text)) if wrapper else text)
+        sys.stdout.flush()
+
+    try:
+        yield write
+    finally:
+        # An answer that was refused leaves no empty line.
+        if has_text:
+            sys.stdout.write((wrapper.finish() if wrapper else "") + "\n")
+            sys.stdout.flush()
+
+
+def make_printable(text: str) -> str:
+    """Takes out what would act on a terminal instead of showing: a model's words are not its commands.
+
+    Args:
+        text: to be shown.
+    """
+    return "".join(character for character in text if character in "\n\t" or unicodedata.category(character) != "Cc")

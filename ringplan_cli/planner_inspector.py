@@ -1,0 +1,77 @@
+"""Asks a planner for its sessions; failures become one clear line."""
+
+from types import TracebackType
+
+import grpc
+
+from planner_service.unix_socket import build_target
+from ringplan.planner.v1 import planner_pb2, planner_pb2_grpc
+from ringplan_cli.errors import CommandError
+
+ANSWER_SECONDS = 10.0
+
+
+class NotOfferedError(CommandError):
+    """Raised when a planner does not let anyone look at its sessions: another implementation may leave that out."""
+
+
+class PlannerInspector:
+    """A connection to one planner, to look and not to touch.
+
+    Args:
+        socket: the planner's unix socket: "unix:/path" or a path.
+    """
+
+    def __init__(self, socket: str) -> None:
+        self._target = build_target(socket if socket.startswith("unix:") else f"unix:{socket}")
+        # A dump of many streams with long contexts is larger than gRPC's own limit.
+        options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
+        self._channel = grpc.insecure_channel(self._target, options=options)
+        self._service = planner_pb2_grpc.PlannerServiceStub(self._channel)
+
+    def __enter__(self) -> "PlannerInspector":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def list_sessions(self) -> planner_pb2.ListSessionsResponse:
+        """Returns the open sessions, oldest first.
+
+        Raises:
+            NotOfferedError: the planner has no such method.
+            CommandError: there is no answer.
+        """
+        try:
+            return self._service.ListSessions(planner_pb2.ListSessionsRequest(), timeout=ANSWER_SECONDS)
+        except grpc.RpcError as error:
+            raise self._translate(error) from error
+
+    def dump_session(self, session: str) -> planner_pb2.DumpSessionResponse:
+        """Returns everything one session holds.
+
+        Args:
+            session: its name.
+
+        Raises:
+            NotOfferedError: the planner has no such method.
+            CommandError: there is no answer, or no session of this name.
+        """
+        try:
+            return self._service.DumpSession(planner_pb2.DumpSessionRequest(session=session), timeout=ANSWER_SECONDS)
+        except grpc.RpcError as error:
+            raise self._translate(error) from error
+
+    def _translate(self, error: grpc.RpcError) -> CommandError:
+        status, details = error.code(), error.details() or "no reason given"
+        if status is grpc.StatusCode.UNAVAILABLE:
+            return CommandError(f"no planner answers at {self._target}")
+        if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return CommandError(f"the planner at {self._target} did not answer within {ANSWER_SECONDS:g} s")
+        if status is grpc.StatusCode.NOT_FOUND:
+            return CommandError(details)
+        if status is grpc.StatusCode.UNIMPLEMENTED:
+            return NotOfferedError(f"the planner at {self._target} shows no sessions: {details}")
+        return CommandError(f"{self._target}: {details} ({status.name})")

@@ -1,0 +1,1 @@
+"""Replays plan vectors through the client of a running planner."""

@@ -1,0 +1,309 @@
+"""Rules of the engine's gRPC service, over a real socket, with a toy model behind it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from engine_service import errors
+from engine_service.errors import EngineError
+from engine_service.ledger import deliver_directly
+from engine_service.rpc import FIELD_KEY, INTERNAL_REASON, REASON_KEY, SERVICE_NAME, InferenceServicer, find_status
+from engine_service.tokenizer import Tokenizer
+from ringplan.inference.v1 import inference_pb2 as pb
+from ringplan.inference.v1 import inference_pb2_grpc
+from tests.engine_service.tiny_models import VOCAB_SIZE, build_tokenizer
+from tests.engine_service.toy_engine import ToyEngine, generate_toy_tokens
+
+MODEL_INFO = pb.GetModelInfoResponse(model="toy", vocab_size=VOCAB_SIZE, eos_token_ids=[0])
+TOKENIZER = Tokenizer(build_tokenizer(), vocab_size=VOCAB_SIZE)
+
+
+@dataclass
+class Service:
+    """A serving toy engine.
+
+    Args:
+        toy: the engine's parts.
+        stub: a client's stub on a channel of its own.
+        channel: that channel.
+    """
+
+    toy: ToyEngine
+    stub: "inference_pb2_grpc.InferenceServiceAsyncStub"
+    channel: grpc.aio.Channel
+
+    async def generate(
+        self, request: pb.GenerateRequest, timeout_seconds: float | None = None
+    ) -> list[pb.GenerateResponse]:
+        """Returns everything that comes."""
+        return [response async for response in self.stub.Generate(request, timeout=timeout_seconds)]
+
+    async def wait_until_idle(self) -> None:
+        """Returns once no request is left in the engine and its pages are back."""
+        # The toy planner that is watched knows no events.
+        while len(self.toy.ledger) or self.toy.planner.num_free_pages != self.toy.limits.num_usable_pages:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def _serve(
+    folder: Path, *, max_running_requests: int = 4, max_queued_requests: int = 4
+) -> AsyncIterator[Service]:
+    loop = asyncio.get_running_loop()
+    toy = ToyEngine(
+        vocab_size=VOCAB_SIZE,
+        num_pages=401,
+        max_running_requests=max_running_requests,
+        clock=loop.time,
+        deliver=lambda events: loop.call_soon_threadsafe(deliver_directly, events),
+    )
+    engine = toy.build_engine(max_running_requests=max_running_requests, max_queued_requests=max_queued_requests)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((InferenceServicer(engine, TOKENIZER, MODEL_INFO).build_handler(),))
+    target = f"unix:{folder}/engine.sock"
+    server.add_insecure_port(target)
+    engine.start()
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(target, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+            yield Service(toy, inference_pb2_grpc.InferenceServiceStub(channel), channel)
+    finally:
+        toy.executor.gate.set()
+        await asyncio.to_thread(engine.stop, 30)
+        await server.stop(None)
+
+
+def _run(folder: Path, test: Callable[[Service], Awaitable[None]], **options: int) -> None:
+    async def main() -> None:
+        async with _serve(folder, **options) as service:
+            await test(service)
+
+    asyncio.run(main())
+
+
+def _metadata(error: grpc.aio.AioRpcError) -> dict[str, str | bytes]:
+    return {key: value for key, value in error.trailing_metadata() if key.startswith("ringplan-")}
+
+
+def _list_error_classes(base: type[EngineError] = EngineError) -> Iterator[type[EngineError]]:
+    for error_class in base.__subclasses__():
+        yield error_class
+        yield from _list_error_classes(error_class)
+
+
+@pytest.mark.parametrize("error_class", list(_list_error_classes()), ids=lambda error_class: error_class.__name__)
+def test_every_error_has_a_status_and_a_reason(error_class: type[EngineError]) -> None:
+    """No error of the engine reaches a caller as UNKNOWN."""
+    code, reason = find_status(error_class.__new__(error_class))
+    assert code not in {grpc.StatusCode.UNKNOWN, grpc.StatusCode.OK}
+    assert reason == reason.upper()
+    assert reason != INTERNAL_REASON, "the class or one of its bases is listed"
+    assert error_class.__doc__ is not None
+    assert error_class.__doc__.startswith(("Raised when ", "Base of "))
+    assert error_class.__module__ == errors.__name__
+
+
+def test_answer_comes_as_deltas_and_one_final(tmp_path: Path) -> None:
+    """The stream has the tokens in order, and ends with why and at what cost."""
+
+    async def test(service: Service) -> None:
+        request = pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=[5, 6]), stopping=pb.StoppingParams(max_tokens=9), logprobs=None
+        )
+        responses = await service.generate(request)
+        assert [response.WhichOneof("event") for response in responses[:-1]] == ["delta"] * (len(responses) - 1)
+        expected = generate_toy_tokens([5, 6], 9)
+        assert [token_id for response in responses for token_id in response.delta.token_ids] == expected
+        assert "".join(response.delta.text for response in responses) == "".join(f"{one} " for one in expected)
+        assert responses[-1].final == pb.GenerateFinal(
+            finish_reason=pb.FINISH_REASON_LENGTH, usage=pb.Usage(prompt_tokens=2, completion_tokens=9)
+        )
+
+    _run(tmp_path, test)
+
+
+def test_text_and_messages_are_the_tokenizers_tokens(tmp_path: Path) -> None:
+    """A prompt as text or conversation is turned into the model's own tokens."""
+
+    async def test(service: Service) -> None:
+        stopping = pb.StoppingParams(max_tokens=1)
+        tokens = TOKENIZER.backend("the engine")["input_ids"]
+        responses = await service.generate(pb.GenerateRequest(text="the engine", stopping=stopping))
+        assert responses[0].delta.token_ids == generate_toy_tokens(tokens, 1)
+        rendered = "<|start|>user\nhi<|end|>\n<|start|>assistant\n"
+        tokens = TOKENIZER.backend(rendered)["input_ids"]
+        messages = [pb.ChatMessage(role="user", content="hi")]
+        responses = await service.generate(pb.GenerateRequest(messages=messages, stopping=stopping))
+        assert responses[0].delta.token_ids == generate_toy_tokens(tokens, 1)
+        assert responses[-1].final.usage.prompt_tokens == len(tokens)
+
+    _run(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "rule"),
+    [
+        (pb.GenerateRequest(text=""), "text", "empty"),
+        (pb.GenerateRequest(token_ids=pb.TokenIds()), "token_ids", "empty"),
+        (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 384])), "token_ids", "384, at place 1"),
+        (pb.GenerateRequest(text="a b " * 900), "text", "1000 tokens"),
+        (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(top_p=1.5)), "sampling.top_p", "1.5"),
+        (
+            pb.GenerateRequest(text="a", stopping=pb.StoppingParams(stop_token_ids=[-1])),
+            "stopping.stop_token_ids",
+            "-1",
+        ),
+        (pb.GenerateRequest(text="a", logprobs=21), "logprobs", "21"),
+        (pb.GenerateRequest(messages=[pb.ChatMessage(role="pirate")]), "messages", "unknown role pirate"),
+    ],
+)
+def test_bad_input_names_field_and_rule(tmp_path: Path, request_: pb.GenerateRequest, field: str, rule: str) -> None:
+    """INVALID_ARGUMENT, the field for programs, the rule for people; the next request is answered."""
+
+    async def test(service: Service) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.generate(request_)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert _metadata(caught.value) == {REASON_KEY: "INVALID_REQUEST", FIELD_KEY: field}
+        assert str(caught.value.details()).startswith(f"{field}: ")
+        assert rule in str(caught.value.details())
+        await service.generate(pb.GenerateRequest(text="a", stopping=pb.StoppingParams(max_tokens=1)))
+
+    _run(tmp_path, test)
+
+
+@pytest.mark.parametrize("method", ["Generate", "Tokenize", "Detokenize", "GetModelInfo"])
+def test_bytes_that_are_no_message_are_bad_input(tmp_path: Path, method: str) -> None:
+    """Garbage, and text that is not UTF-8, get INVALID_ARGUMENT from every method."""
+
+    async def test(service: Service) -> None:
+        path = f"/{SERVICE_NAME}/{method}"
+        for data in (b"\xff\xff", pb.GenerateRequest(text="QQ").SerializeToString().replace(b"QQ", b"\xc3\x28")):
+            if method in {"Detokenize", "GetModelInfo"} and data[:1] != b"\xff":
+                continue
+            answer: Awaitable[object] = service.channel.unary_unary(path)(data)
+            if method == "Generate":
+                answer = service.channel.unary_stream(path)(data).read()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await answer
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    _run(tmp_path, test)
+
+
+def test_full_queue_is_told_at_once(tmp_path: Path) -> None:
+    """RESOURCE_EXHAUSTED without waiting; those that were taken are answered."""
+
+    async def test(service: Service) -> None:
+        service.toy.executor.gate.clear()
+        request = pb.GenerateRequest(text="a", stopping=pb.StoppingParams(max_tokens=2))
+        taken = [asyncio.create_task(service.generate(request)) for _ in range(2)]
+        refused = []
+        while not refused:
+            extra = asyncio.create_task(service.generate(request))
+            done, _ = await asyncio.wait([extra], timeout=0.2)
+            refused += [task for task in done if task.exception() is not None]
+            taken += [extra] if extra not in refused else []
+        error = refused[0].exception()
+        assert isinstance(error, grpc.aio.AioRpcError)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert _metadata(error) == {REASON_KEY: "QUEUE_FULL"}
+        service.toy.executor.gate.set()
+        assert [len(responses) > 0 for responses in await asyncio.gather(*taken)] == [True] * 3
+
+    _run(tmp_path, test, max_running_requests=1, max_queued_requests=2)
+
+
+def test_dropped_call_aborts_its_request(tmp_path: Path) -> None:
+    """A caller that goes away takes its request along, pages included."""
+
+    async def test(service: Service) -> None:
+        call = service.stub.Generate(pb.GenerateRequest(text="a", stopping=pb.StoppingParams(max_tokens=900)))
+        async for _ in call:
+            break
+        call.cancel()
+        await service.wait_until_idle()
+        assert service.toy.read_metric("ringplan_requests_finished_total", reason="abort") == 1
+
+    _run(tmp_path, test)
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_deadline_ends_the_call_and_the_request(tmp_path: Path, is_running: bool) -> None:
+    """DEADLINE_EXCEEDED for a request that runs and for one that waits; neither stays in the engine."""
+
+    async def test(service: Service) -> None:
+        service.toy.executor.gate.clear()
+        asked = [pb.GenerateRequest(text="a", stopping=pb.StoppingParams(max_tokens=900))] * (1 if is_running else 2)
+        calls = [asyncio.create_task(service.generate(request, timeout_seconds=0.3)) for request in asked]
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        service.toy.executor.gate.set()
+        await service.wait_until_idle()
+
+    _run(tmp_path, test, max_running_requests=1, max_queued_requests=4)
+
+
+def test_failed_step_is_an_internal_error(tmp_path: Path) -> None:
+    """The caller of a request whose step failed is told so, with a reason."""
+
+    async def test(service: Service) -> None:
+        service.toy.executor.failure = RuntimeError("no memory")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.generate(pb.GenerateRequest(text="a"))
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert _metadata(caught.value) == {REASON_KEY: "STEP_FAILED"}
+
+    _run(tmp_path, test)
+
+
+def test_fault_within_a_call_is_an_internal_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that nobody foresaw ends its call with INTERNAL, and no other."""
+
+    async def test(service: Service) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(TOKENIZER, "encode", lambda *_args, **_options: 1 // 0)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await service.stub.Tokenize(pb.TokenizeRequest(text="a"))
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert _metadata(caught.value) == {REASON_KEY: "INTERNAL"}
+        await service.stub.Tokenize(pb.TokenizeRequest(text="a"))
+
+    _run(tmp_path, test)
+
+
+def test_model_info_is_what_the_server_gave(tmp_path: Path) -> None:
+    """GetModelInfo answers for the loaded model."""
+
+    async def test(service: Service) -> None:
+        assert await service.stub.GetModelInfo(pb.GetModelInfoRequest()) == MODEL_INFO
+
+    _run(tmp_path, test)
+
+
+def test_tokenize_and_detokenize_are_the_models_own(tmp_path: Path) -> None:
+    """Text to tokens and back, special tokens in or out as asked."""
+
+    async def test(service: Service) -> None:
+        text = "the planner ü"
+        tokens = (await service.stub.Tokenize(pb.TokenizeRequest(text=text))).token_ids
+        assert list(tokens) == TOKENIZER.backend(text)["input_ids"]
+        chat = await service.stub.Tokenize(pb.TokenizeRequest(messages=[pb.ChatMessage(role="user", content="hi")]))
+        with_special = await service.stub.Detokenize(pb.DetokenizeRequest(token_ids=chat.token_ids))
+        assert with_special.text == "<|start|>user\nhi<|end|>\n<|start|>assistant\n"
+        without = await service.stub.Detokenize(
+            pb.DetokenizeRequest(token_ids=chat.token_ids, skip_special_tokens=True)
+        )
+        assert without.text == "user\nhi\nassistant\n"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.stub.Detokenize(pb.DetokenizeRequest(token_ids=[VOCAB_SIZE]))
+        assert _metadata(caught.value)[FIELD_KEY] == "token_ids"
+
+    _run(tmp_path, test)

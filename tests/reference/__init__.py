@@ -1,0 +1,1 @@
+"""A naive planner and a simulated KV cache: independent sources of expected values."""

@@ -1,0 +1,113 @@
+"""`ringplan generate` against an engine that is already there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from typer.testing import CliRunner, Result
+
+from ringplan.inference.v1 import inference_pb2
+from ringplan_cli.app import app
+from ringplan_cli.errors import BadSettingsError, CommandError
+from tests.ringplan_cli.fake_engine import Answer, FakeEngine, refuse, say, serve_fake_engine
+
+
+def ask(folder: Path, answer: Answer, *arguments: str, stdin: str | None = None) -> tuple[Result, FakeEngine]:
+    """Runs the command against an engine that answers in a given way."""
+    with serve_fake_engine(folder, answer) as (target, engine):
+        result = CliRunner().invoke(app, ["generate", "--target", target, *arguments], input=stdin)
+    return result, engine
+
+
+def test_answer_alone_goes_to_standard_output(tmp_path: Path) -> None:
+    """What a pipe sees is the answer; all else goes to standard error."""
+    result, engine = ask(tmp_path, say("Blue ", "sky."), "Why?")
+    assert result.exit_code == 0
+    assert result.stdout == "Blue sky.\n"
+    assert "model: tiny" in result.stderr
+    assert "tokens: 9 prompt + 2 answer" in result.stderr
+    assert engine.requests[0].messages[0].content == "Why?"
+
+
+def test_quiet_prints_the_answer_and_nothing_else(tmp_path: Path) -> None:
+    """`--quiet` leaves standard error empty."""
+    result, _ = ask(tmp_path, say("Blue."), "Why?", "--quiet")
+    assert (result.stdout, result.stderr) == ("Blue.\n", "")
+
+
+def test_dash_reads_the_prompt_from_standard_input(tmp_path: Path) -> None:
+    """A long prompt can come through a pipe."""
+    _, engine = ask(tmp_path, say("x"), "-", stdin="from a pipe")
+    assert engine.requests[0].messages[0].content == "from a pipe"
+
+
+def test_answer_that_was_cut_off_says_so(tmp_path: Path) -> None:
+    """A person learns that the limit, not the model, ended the answer, and which flag changes it."""
+    result, _ = ask(tmp_path, say("a", reason=inference_pb2.FINISH_REASON_LENGTH), "Why?")
+    assert "--max-tokens" in result.stderr
+
+
+def test_refused_request_is_told_in_the_servers_words(tmp_path: Path) -> None:
+    """Field and rule of a bad request reach the person, with exit status 2."""
+    result, _ = ask(tmp_path, refuse(grpc.StatusCode.INVALID_ARGUMENT, "sampling.top_p: 2 is above 1"), "Why?")
+    assert isinstance(result.exception, CommandError)
+    assert str(result.exception) == "sampling.top_p: 2 is above 1"
+    assert result.exception.exit_code == 2
+    assert result.stdout == ""
+
+
+def test_other_failures_name_target_and_status(tmp_path: Path) -> None:
+    """A failure that is not the request's fault tells where and what."""
+    result, _ = ask(tmp_path, refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full"), "Why?")
+    assert str(result.exception) == f"unix:{tmp_path}/engine.sock: the queue is full (RESOURCE_EXHAUSTED)"
+
+
+def test_time_out_is_told_as_such(tmp_path: Path) -> None:
+    """`--timeout-seconds` ends a call that takes too long."""
+    result, _ = ask(tmp_path, refuse(grpc.StatusCode.DEADLINE_EXCEEDED, "x"), "Why?", "--timeout-seconds", "30")
+    assert str(result.exception) == f"unix:{tmp_path}/engine.sock did not finish in time"
+
+
+def test_no_engine_tells_how_to_get_one(tmp_path: Path) -> None:
+    """Nobody there is the likeliest mistake, so the message has the way out."""
+    result = CliRunner().invoke(app, ["generate", "--target", f"unix:{tmp_path}/none.sock", "Why?"])
+    assert isinstance(result.exception, CommandError)
+    assert "ringplan serve" in str(result.exception)
+
+
+def test_engine_flags_without_local_are_refused() -> None:
+    """A flag that could have no effect is an error, not silence."""
+    result = CliRunner().invoke(app, ["generate", "--num-pages", "9", "Why?"])
+    assert isinstance(result.exception, BadSettingsError)
+    assert str(result.exception) == "--num-pages needs --local"
+
+
+def test_missing_prompt_is_a_usage_error() -> None:
+    """Without a prompt there is nothing to ask."""
+    assert CliRunner().invoke(app, ["generate"]).exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J", "\x07\x08", "\x9b31m"])
+def test_control_characters_do_not_reach_a_terminal(text: str) -> None:
+    """A model's words are not a terminal's commands; line breaks and tabs stay."""
+    from ringplan_cli.commands.generate import make_printable
+
+    shown = make_printable(f"a\n\tb{text}ü😀")
+    assert shown.startswith("a\n\tb")
+    assert shown.endswith("ü😀")
+    assert not {"\x1b", "\x07", "\x08", "\x9b"} & set(shown)
+
+
+def test_characters_that_a_terminal_cannot_show_do_not_end_the_answer(tmp_path: Path) -> None:
+    """In an old encoding an emoji is a question mark, not a traceback."""
+    with serve_fake_engine(tmp_path, say("blue 😀 sky")) as (target, _):
+        result = subprocess.run(
+            [sys.executable, "-m", "ringplan_cli", "generate", "--quiet", "--target", target, "Why?"],
+            capture_output=True,
+            check=True,
+            env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        )
+    assert result.stdout == b"blue ? sky\n"
