@@ -165,7 +165,8 @@ def build_layout(
         plan_labels=[_pack_plan_label(label, streams) for label in labels],
         forks_before=[_pack_fork(fork, streams) for fork in forks_before],
         forks_after=[_pack_fork(fork, streams) for fork in forks_after],
-        page_order=_pack_page_order([place for _, places in groups for place in places]),
+        # One label's rows are in batch order, and most layouts have one label.
+        page_order=b"" if len(places_by_label) == 1 else _pack_page_order(groups),
     )
     return Layout(labels, commit, message, streams, numbers, numbers.num_drops)
 
@@ -241,12 +242,13 @@ def _group_into_plan_labels(
             yield label, places
 
 
-def _pack_page_order(places: list[int]) -> bytes:
+def _pack_page_order(groups: Sequence[tuple[str, list[int]]]) -> bytes:
     """Returns the rows in batch order, packed; nothing where they are in batch order themselves.
 
     Args:
-        places: the place in the batch of each row, over all plan labels.
+        groups: each plan label with the places in the batch of its rows.
     """
+    places = [place for _, places_of_label in groups for place in places_of_label]
     if places == list(range(len(places))):
         return b""
     rows = [0] * len(places)

@@ -43,6 +43,11 @@ class LocalPlanner:
     ) -> None:
         self._resources.close()
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._supervisor.pid_of("planner")
+
     def check_running(self) -> None:
         """Makes sure that it runs.
 

@@ -54,6 +54,10 @@ class Supervisor:
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output and subprocess.STDOUT, process_group=0
         )
 
+    def pid_of(self, name: str) -> int:
+        """Returns the process id of a process that was started."""
+        return self._processes[name].pid
+
     def find_ended(self) -> EndedProcess | None:
         """Returns a process that has ended, or None while all run."""
         for name, process in self._processes.items():

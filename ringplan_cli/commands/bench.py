@@ -65,3 +65,36 @@ def plan(
         times = (f"{row.full:.1f}", f"{row.cached:.1f}", f"{row.cached_no_crossing:.1f}", naive, f"{row.memcpy:.1f}")
         table.add_row(*counts, *times, ratio)
     Console().print(table)
+
+
+@app.command()
+def scale(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
+    """Times and weighs a planner process with many sessions, many streams, long contexts and a large pool."""
+    from rich.console import Console
+
+    from ringplan_cli.bench_scale import CASES, measure_scale
+    from ringplan_cli.machine import describe_machine
+    from ringplan_cli.tables import Column, print_table
+
+    console = Console(stderr=True)
+    figures = []
+    with console.status("measuring") as status:
+        for case, row in zip(CASES, measure_scale(), strict=True):
+            status.update(f"measured: {case.name}")
+            figures.append(row)
+    machine = describe_machine()
+    if as_json:
+        typer.echo(json.dumps({"machine": machine, "cases": [row.as_json() for row in figures]}))
+        return
+    columns = [Column("case", is_figure=False), *map(Column, ("pages held", "private MB", "region MB", "us a plan"))]
+    rows = [
+        (
+            row.name,
+            f"{row.num_pages_held:,}",
+            f"{row.private_bytes / 1e6:.1f}",
+            f"{row.region_bytes / 1e6:.1f}",
+            f"{row.plan_us:,.0f}",
+        )
+        for row in figures
+    ]
+    print_table(Console(), f"A planner process ({', '.join(machine.values())})", columns, rows)

@@ -34,7 +34,7 @@ def inspect(
     with PlannerInspector(str(settings.socket)) as inspector:
         response = inspector.list_sessions() if session is None else inspector.dump_session(session)
     if as_json:
-        typer.echo(json.dumps(build_plain(response), indent=2))
+        typer.echo(json.dumps(build_plain(response)))
     elif isinstance(response, planner_pb2.ListSessionsResponse):
         _print_part(
             "sessions", texts.SESSION_COLUMNS, texts.build_session_rows(response.sessions), "no session is open"

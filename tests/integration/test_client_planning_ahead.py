@@ -18,7 +18,7 @@ from planner_service.client import (
     PlannerSession,
     Segment,
 )
-from tests.conformance.token_pool import TokenPool
+from ringplan_cli.conformance.token_pool import TokenPool
 from tests.planner_process import PlannerProcess
 
 TIMEOUT_SECONDS = 10.0
@@ -115,7 +115,7 @@ class _RandomEngine:
         submitted = self._advance(plan.step_id, 1)
         self._pool.fork(_list_forks(submitted.forks_before))
         self._pool.copy_pages(plan.page_copies_before)
-        assert self._pool.run(plan.labels.values(), keep=submitted.layout.commit) == []
+        assert self._pool.run(plan.labels.values(), keep=submitted.layout.commit) is None
         self._pool.fork(_list_forks(submitted.forks_after))
         self._pool.copy_pages(plan.page_copies_after)
         self._session.commit(plan.step_id)

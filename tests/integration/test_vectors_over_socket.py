@@ -1,17 +1,18 @@
-"""Every plan vector, replayed through the client against a real planner process."""
+"""Every plan vector, replayed against a real planner process by what `ringplan conformance` is made of."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from planner_service.client import CacheMode, PlannerClient
-from tests.conformance.runner import replay_vector
+from planner_service.client import CacheMode, PlannerClient, PlanSource
+from ringplan_cli.conformance.replay import build_runs
+from ringplan_cli.conformance.suite import Suite, SuiteOptions
+from ringplan_cli.conformance.vector import Vector, read_vector
+from ringplan_cli.planner_inspector import PlannerInspector
 from tests.planner_process import PlannerProcess
 
-VECTORS = sorted((Path(__file__).parent.parent / "vectors").glob("*.json"))
-MAX_STREAMS = 64
+VECTORS = {path: read_vector(path) for path in sorted((Path(__file__).parent.parent / "vectors").glob("*.json"))}
 
 
 @pytest.fixture(scope="module")
@@ -21,29 +22,39 @@ def client(planner_process: PlannerProcess) -> Iterator[PlannerClient]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def inspector(planner_process: PlannerProcess) -> Iterator[PlannerInspector]:
+    """Another, to look at the sessions."""
+    with PlannerInspector(planner_process.target) as inspector:
+        yield inspector
+
+
 def test_vectors_are_all_here() -> None:
     """The handed vectors are all replayed: none is lost, none is empty."""
     assert len(VECTORS) == 71
-    assert all(json.loads(path.read_text())["ops"] for path in VECTORS)
+    assert all(vector.ops for vector in VECTORS.values())
 
 
-@pytest.mark.parametrize("cache_mode", CacheMode)
+def test_vectors_have_runs_to_plan_ahead() -> None:
+    """Planning four steps at once makes a difference to most files, so it is put to the test."""
+    assert sum(any(len(run) == 4 for run in build_runs(vector.ops, 4)) for vector in VECTORS.values()) > 20
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
 @pytest.mark.parametrize("ring_depth", [2, 8])
-@pytest.mark.parametrize("path", VECTORS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("cache_mode", CacheMode, ids=lambda mode: mode.name.lower())
+@pytest.mark.parametrize(("path", "vector"), VECTORS.items(), ids=[path.stem for path in VECTORS])
 def test_plans_equal_the_vector(
-    planner_process: PlannerProcess, client: PlannerClient, path: Path, ring_depth: int, cache_mode: CacheMode
+    client: PlannerClient,
+    inspector: PlannerInspector,
+    path: Path,
+    vector: Vector,
+    cache_mode: CacheMode,
+    ring_depth: int,
+    ahead: int,
 ) -> None:
-    """Every array of every plan is the vector's, whatever the ring's depth and the cache mode, and all pages return."""
-    vector = json.loads(path.read_text())
-    num_pages = vector["num_pages"]
-    with client.open_session(
-        page_size=vector["page_size"],
-        num_pages=num_pages,
-        max_streams=MAX_STREAMS,
-        ring_depth=ring_depth,
-        cache_mode=cache_mode,
-        engine_name=path.stem,
-    ) as session:
-        assert replay_vector(session, vector) == []
-        summary = next(other for other in planner_process.list_sessions() if other.session == session.name)
-        assert (summary.num_free_pages, summary.num_streams) == (num_pages - 1, 0)
+    """Every plan is the vector's, whatever cache mode, ring depth and run length; every page returns; no mismatch."""
+    result = Suite(client, inspector, SuiteOptions(cache_mode, ring_depth, ahead)).replay(path, vector)
+    assert result.difference is None
+    advanced = {CacheMode.OFF: PlanSource.FULL, CacheMode.ON: PlanSource.CACHED, CacheMode.VERIFY: PlanSource.VERIFIED}
+    assert {source for source, count in result.num_plans.items() if count} <= {PlanSource.FULL, advanced[cache_mode]}

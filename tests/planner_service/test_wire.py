@@ -11,6 +11,7 @@ from planner_service.messages import (
     CacheEntryDescription,
     CacheMode,
     LeaseDescription,
+    MissReason,
     PlanFailed,
     PlanReady,
     PlanSource,
@@ -22,6 +23,7 @@ from planner_service.messages import (
     StreamDescription,
 )
 from planner_service.wire import (
+    NUMBER_BY_MISS_REASON,
     REASON_BY_LAYOUT_ERROR,
     build_dump,
     build_response,
@@ -33,7 +35,9 @@ from planner_service.wire import (
 from ringplan.planner.v1 import planner_pb2 as pb
 
 OPTIONS = SessionOptions(16, 100, 8, ring_depth=3, cache_mode=CacheMode.VERIFY, engine_name="e")
-SUMMARY = SessionSummary("session-7", OPTIONS, 1.5, 90, 2, 4, 3, 1, 4096, 2048)
+SUMMARY = SessionSummary(
+    "session-7", OPTIONS, 1.5, 90, 2, 4, 3, 1, 4096, 2048, 12, 5, ((MissReason.COLD, 1), (MissReason.FORK, 2))
+)
 
 
 def _find_unset_fields(message: Message) -> list[str]:
@@ -260,9 +264,9 @@ def test_a_dump_tells_everything() -> None:
     """No field of a dump is forgotten."""
     dump = SessionDump(
         SUMMARY,
-        (StreamDescription(3, 17, 18, (4, 2)),),
+        (StreamDescription(3, 17, 18, (4, 2), 1),),
         (LeaseDescription(5, 1, 2, 0.25),),
-        (CacheEntryDescription(("main", "cfg_text"), 6, 7),),
+        (CacheEntryDescription(("main", "cfg_text"), 6, 7, ((MissReason.DISCARDED, 9),)),),
     )
     sent = build_dump(dump)
     assert _find_unset_fields(sent) == []
@@ -282,8 +286,28 @@ def test_a_dump_tells_everything() -> None:
             cache_mode=pb.CACHE_MODE_VERIFY,
             region_bytes=4096,
             locked_bytes=2048,
+            num_cache_hits=12,
+            cache_misses=[
+                pb.CacheMissCount(reason=pb.CACHE_MISS_REASON_COLD, num_misses=1),
+                pb.CacheMissCount(reason=pb.CACHE_MISS_REASON_FORK, num_misses=2),
+            ],
+            num_cache_mismatches=5,
         ),
-        streams=[pb.StreamState(stream=3, committed_length=17, planned_length=18, pages=[4, 2])],
+        streams=[pb.StreamState(stream=3, committed_length=17, planned_length=18, pages=[4, 2], num_steps_in_flight=1)],
         leases=[pb.LeaseState(step_id=5, region_id=1, set_index=2, age_seconds=0.25)],
-        cache_entries=[pb.CacheEntryState(plan_labels=["main", "cfg_text"], num_rows=6, num_hits=7)],
+        cache_entries=[
+            pb.CacheEntryState(
+                plan_labels=["main", "cfg_text"],
+                num_rows=6,
+                num_hits=7,
+                misses=[pb.CacheMissCount(reason=pb.CACHE_MISS_REASON_DISCARDED, num_misses=9)],
+            )
+        ],
     )
+
+
+def test_every_reason_of_a_miss_has_its_number() -> None:
+    """The wire knows every reason that the cache has, and no other."""
+    numbers = {pb.CacheMissReason.Name(number) for number in NUMBER_BY_MISS_REASON.values()}
+    assert numbers == set(pb.CacheMissReason.keys()) - {"CACHE_MISS_REASON_UNSPECIFIED"}
+    assert list(NUMBER_BY_MISS_REASON) == list(MissReason)

@@ -1,1 +1,0 @@
-"""Replays plan vectors through the client of a running planner."""
