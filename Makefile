@@ -39,8 +39,9 @@ check: .venv/installed-dev  ## Lint, types, import rules, protos, what is genera
 	$(BIN)/python scripts/configuration.py --check
 	$(BIN)/shellcheck .ci/run
 
-bench:  ## Measure (nothing is measured yet: benchmarks come with the plan cache).
-	@echo "There are no benchmarks yet: they come with the plan cache." >&2; exit 1
+bench: .venv/installed-dev  ## Measure the planner's core and a planner process (the short form).
+	$(BIN)/ringplan bench plan --rounds 2
+	$(BIN)/ringplan bench scale
 
 protos: .venv/installed-dev  ## Make the Python stubs of the protos again.
 	$(BIN)/python scripts/stubs.py

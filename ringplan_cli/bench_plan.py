@@ -60,6 +60,17 @@ class PlanFigures:
         case = figures.pop("case")
         return {**case, **{f"{name}_us" if name != "num_bytes" else name: value for name, value in figures.items()}}
 
+    def as_texts(self) -> tuple[str, ...]:
+        """Returns the figures as a row for people."""
+        case = self.case
+        return (
+            *(f"{count:,}" for count in (case.num_labels, case.num_rows, case.num_pages, self.num_bytes)),
+            *(f"{time:.1f}" for time in (self.full, self.cached, self.cached_no_crossing)),
+            "-" if self.naive is None else f"{self.naive:,.0f}",
+            f"{self.memcpy:.1f}",
+            "-" if self.naive is None else f"{self.naive / self.cached:,.0f}x",
+        )
+
 
 def measure_case(case: PlanCase, num_rounds: int) -> PlanFigures:
     """Measures one case.

@@ -6,6 +6,11 @@ from typing import Annotated
 
 import typer
 
+PLAN_NOTES = (
+    "full: from scratch. cached: advanced, rows crossing pages at staggered steps. steady: cached, no row crosses a page. "
+    "naive: row by row, as the tests' reference does it. memcpy: the bytes alone. speed-up: naive / cached."
+)
+
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
@@ -23,13 +28,12 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Times the planner's core, the writing of the buffer set included: full plans, cached ones, and yardsticks."""
-    from rich import box
     from rich.console import Console
     from rich.progress import track
-    from rich.table import Table
 
     from ringplan_cli.bench_plan import build_cases, measure_case
     from ringplan_cli.machine import describe_machine
+    from ringplan_cli.tables import Column, print_table
 
     cases = build_cases(rows, pages, labels)
     errors = Console(stderr=True)
@@ -39,32 +43,11 @@ def plan(
     if as_json:
         typer.echo(json.dumps({"machine": machine, "cases": [row.as_json() for row in figures]}))
         return
-    table = Table(title="Microseconds a plan (medians)", caption_justify="left", box=box.SIMPLE)
-    table.caption = (
-        "full: from scratch; cached: rows cross pages at staggered steps; steady: no row crosses a page; "
-        f"naive: row by row; speed-up: naive / cached. {', '.join(machine.values())}"
-    )
-    for name in (
-        "labels",
-        "rows",
-        "pages",
-        "bytes",
-        "full",
-        "cached",
-        "no crossing",
-        "naive",
-        "memcpy",
-        "naive/cached",
-    ):
-        table.add_column(name, justify="right")
-    for row in figures:
-        naive = "-" if row.naive is None else f"{row.naive:,.0f}"
-        ratio = "-" if row.naive is None else f"{row.naive / row.cached:,.0f}x"
-        case = row.case
-        counts = (str(case.num_labels), str(case.num_rows), str(case.num_pages), f"{row.num_bytes:,}")
-        times = (f"{row.full:.1f}", f"{row.cached:.1f}", f"{row.cached_no_crossing:.1f}", naive, f"{row.memcpy:.1f}")
-        table.add_row(*counts, *times, ratio)
-    Console().print(table)
+    console = Console()
+    names = ("labels", "rows", "pages", "bytes", "full", "cached", "steady", "naive", "memcpy", "speed-up")
+    title = f"Microseconds a plan, medians ({', '.join(machine.values())})"
+    print_table(console, title, [Column(name) for name in names], [row.as_texts() for row in figures])
+    console.print(PLAN_NOTES)
 
 
 @app.command()
