@@ -49,10 +49,12 @@ class AnswerBuilder:
         token_id = token.token_id
         is_eos = token_id in self._eos_token_ids
         is_stop = is_eos or token_id in self._stop_token_ids
-        text = "" if is_eos else self._finder.push(self._detokenizer.push((token_id,)))
-        is_last = is_stop or self._request.num_generated_tokens >= self._request.max_tokens
+        num_generated = self._request.num_generated_tokens
+        is_armed = num_generated > self._request.spec.stopping.min_tokens
+        text = "" if is_eos else self._finder.push(self._detokenizer.push((token_id,)), is_armed=is_armed)
+        is_last = is_stop or num_generated >= self._request.max_tokens
         if is_last:
-            text += self._flush()
+            text += self._flush(is_armed=is_armed)
         if self._finder.matched is not None:
             ended: GenerationEnded | None = self._end(FinishReason.STOP, matched_stop=self._finder.matched)
         elif is_stop:
@@ -65,8 +67,8 @@ class AnswerBuilder:
         """Returns the end of a request that was aborted."""
         return self._end(FinishReason.ABORT)
 
-    def _flush(self) -> str:
-        return self._finder.push(self._detokenizer.flush()) + self._finder.finish()
+    def _flush(self, *, is_armed: bool) -> str:
+        return self._finder.push(self._detokenizer.flush(), is_armed=is_armed) + self._finder.finish()
 
     def _end(
         self, reason: FinishReason, *, matched_stop: str | None = None, matched_token_id: int | None = None
@@ -77,4 +79,5 @@ class AnswerBuilder:
             num_completion_tokens=self._request.num_generated_tokens,
             matched_stop=matched_stop,
             matched_token_id=matched_token_id,
+            num_cached_tokens=self._request.num_cached_tokens,
         )

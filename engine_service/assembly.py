@@ -9,7 +9,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from engine_service.answer import AnswerBuilder
-from engine_service.config import EngineSettings, PlanCacheMode
+from engine_service.config import EngineSettings, GuidancePlan, PlanCacheMode
 from engine_service.detokenizer import IncrementalDetokenizer
 from engine_service.engine import Engine
 from engine_service.executor import ModelExecutor
@@ -17,12 +17,15 @@ from engine_service.kv_sizing import choose_num_pages, find_available_bytes
 from engine_service.ledger import Deliver, RequestLedger
 from engine_service.loop import EngineLoop
 from engine_service.metrics import EngineMetrics
+from engine_service.model_cache import ModelCache
 from engine_service.model_loading import LoadedModel, OnProgress, load_model
 from engine_service.model_runner import ModelRunner
 from engine_service.planner_link import PlannerLink
 from engine_service.request import Request
 from engine_service.scheduler import Scheduler
+from engine_service.step_layout import LayoutOptions
 from engine_service.validation import EngineLimits
+from engine_service.warm_up import warm_up
 from planner_service.client import CacheMode
 
 _CACHE_MODES: dict[PlanCacheMode, CacheMode | None] = {
@@ -68,9 +71,11 @@ def assemble_engine(
     """
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
-    loaded = load_model(settings.model, dtype=settings.dtype, on_progress=on_progress)
+    cache = ModelCache(settings.model_cache_dir.expanduser()) if settings.model_cache else None
+    loaded = load_model(settings.model, dtype=settings.dtype, cache=cache, on_progress=on_progress)
     num_pages = _choose_num_pages(settings, loaded)
     runner = ModelRunner(loaded, num_pages=num_pages, page_size=settings.page_size)
+    warm_up(runner, settings.max_step_tokens)
     planner = PlannerLink(
         settings.planner,
         page_size=settings.page_size,
@@ -79,6 +84,7 @@ def assemble_engine(
         ring_depth=settings.ring_depth,
         cache_mode=_CACHE_MODES[settings.cache_mode],
         engine_name=settings.engine_name,
+        plan_ahead=settings.plan_ahead,
         plan_timeout_seconds=settings.plan_timeout_seconds,
     )
     planner.connect(settings.planner_connect_timeout_seconds)
@@ -100,9 +106,13 @@ def assemble_engine(
     loop = EngineLoop(
         Scheduler(limits, settings.max_running_requests, settings.max_step_tokens),
         planner,
-        ModelExecutor(runner, loaded.vocab_size),
+        ModelExecutor(runner, loaded.vocab_size, loaded.eos_token_ids),
         ledger,
         metrics,
+        layout_options=LayoutOptions(
+            pads_decode_batches=settings.pad_decode_batches,
+            combines_guidance=settings.guidance_plan is GuidancePlan.COMBINED,
+        ),
         on_ready_changed=on_ready_changed,
     )
     engine = Engine(

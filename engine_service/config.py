@@ -21,11 +21,35 @@ class PlanCacheMode(Enum):
     VERIFY = "verify"
 
 
+class GuidancePlan(Enum):
+    """How the contexts of guided requests are planned."""
+
+    SEPARATE = "separate"
+    COMBINED = "combined"
+
+
 def build_default_planner_socket() -> Path:
     """Returns where a planner with default settings listens for this user."""
     runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(runtime_dir) / "ringplan" if runtime_dir else Path(f"/tmp/ringplan-{os.geteuid()}")
     return folder / "planner.sock"
+
+
+def build_default_model_cache_dir() -> Path:
+    """Returns where this user's converted models are kept."""
+    cache_home = os.environ.get("XDG_CACHE_HOME", "")
+    # As the XDG base directory specification has it, a relative path counts as none.
+    base = Path(cache_home) if cache_home.startswith("/") else Path(os.path.expanduser("~")) / ".cache"  # noqa: PTH111  # Path.home() raises where there is no home.
+    return base / "ringplan" / "models"
+
+
+def set_thread_defaults() -> None:
+    """Sets what libraries read from the environment when they are loaded; call it before torch is.
+
+    Threads of a CPU step that wait for each other must not spin: planner, server and engine share the cores, and a
+    spinning thread keeps the one that it waits for from running (a step took ten times as long on two busy cores).
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _name_cache_mode(value: Any) -> Any:
@@ -75,6 +99,13 @@ class EngineSettings(BaseSettings):
         "auto", description="Number type of weights and KV cache; 'auto' takes one that suits the model and the device."
     )
     num_threads: int = Field(0, ge=0, le=1_024, description="Threads of the model on a CPU; 0 leaves it to torch.")
+    model_cache: bool = Field(
+        True, description="Keep GGUF models as they are once converted, so that the next start takes a second."
+    )
+    model_cache_dir: Path = Field(
+        default_factory=build_default_model_cache_dir,
+        description="Where converted models are kept; it takes 4 bytes a weight, or 2 with a 16-bit dtype.",
+    )
 
     listen: Annotated[str, BeforeValidator(_check_address)] = Field(
         "127.0.0.1:50051", description="Where to serve gRPC: 'host:port' (port 0 takes a free one) or 'unix:/path'."
@@ -97,6 +128,13 @@ class EngineSettings(BaseSettings):
         PlanCacheMode.PLANNER_DEFAULT,
         description="How decode plans are cached: off (0), on (1), verify (2), or 'planner' for the planner's default.",
     )
+    plan_ahead: int = Field(
+        8, ge=0, le=1_024, description="Decode steps planned ahead while the batch stays; 0 plans each when it begins."
+    )
+    guidance_plan: GuidancePlan = Field(
+        GuidancePlan.SEPARATE,
+        description="Plan each context of guided requests under a label of its own, or all combined into one.",
+    )
     engine_name: str = Field("engine", max_length=128, description="What the planner calls this engine in its logs.")
 
     page_size: int = Field(16, ge=1, le=65_536, description="Tokens a page of the KV cache holds.")
@@ -107,10 +145,18 @@ class EngineSettings(BaseSettings):
         0.25, gt=0, le=1, description="Share of the free memory that the KV cache takes if num_pages is 0."
     )
 
-    max_running_requests: int = Field(32, ge=1, le=65_536, description="Requests in a step, at most.")
+    max_running_requests: int = Field(
+        32,
+        ge=1,
+        le=65_536,
+        description="Requests in a step, at most; each sample, and each context of a guided one, counts.",
+    )
     max_queued_requests: int = Field(256, ge=0, description="Requests that may wait beyond those that can run.")
     max_step_tokens: int = Field(
         512, ge=1, le=1 << 20, description="Tokens in a step, at most; longer prompts are prefilled in chunks."
+    )
+    pad_decode_batches: bool = Field(
+        True, description="Pad decode batches to sizes 1, 2, 4, 8, 16, ...: few shapes, as CUDA graphs need them."
     )
     default_max_tokens: int = Field(256, ge=1, description="Tokens to generate for a request that does not say.")
 

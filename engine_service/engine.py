@@ -3,17 +3,23 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from engine_service.errors import EngineError, EngineStoppingError, QueueFullError, StepFailedError
+from engine_service.guidance_checks import check_places, settle_guided_tokens
 from engine_service.ledger import RequestLedger
 from engine_service.loop import EngineLoop
 from engine_service.metrics import EngineMetrics
-from engine_service.request import GenerationSpec, OnEvent, Request
-from engine_service.validation import EngineLimits, check_token_ids, settle_max_tokens
+from engine_service.request import GenerationEvent, GenerationSpec, OnEvent, Request
+from engine_service.validation import EngineLimits, check_min_tokens, check_token_ids, settle_max_tokens
 
 _logger = logging.getLogger(__name__)
+
+
+# Takes an event of one of several samples: its number and the event.
+OnSampleEvent = Callable[[int, GenerationEvent], None]
 
 
 class _Arrival(NamedTuple):
@@ -58,6 +64,7 @@ class Engine:
         self._ledger = ledger
         self._metrics = metrics
         self._max_queued_requests = max_queued_requests
+        self._max_running_requests = max_running_requests
         self._max_unfinished_requests = max_running_requests + max_queued_requests
         self._on_ended = on_ended
         self._clock = clock
@@ -76,15 +83,29 @@ class Engine:
         self._thread.start()
 
     def submit(self, spec: GenerationSpec, on_event: OnEvent, *, prompt_field: str = "token_ids") -> Request:
+        """Takes in a request for one sample; see `submit_samples`."""
+        assert spec.num_samples == 1, "several samples need submit_samples"
+        (request,) = self.submit_samples(spec, lambda _sample, event: on_event(event), prompt_field=prompt_field)
+        return request
+
+    def submit_samples(
+        self,
+        spec: GenerationSpec,
+        on_event: OnSampleEvent,
+        *,
+        prompt_field: str = "token_ids",
+        context_fields: Sequence[str] | None = None,
+    ) -> tuple[Request, ...]:
         """Takes in a request.
 
         Args:
             spec: what is asked for.
-            on_event: gets the request's events; the last one ends it.
+            on_event: gets the number of a sample and an event of it; each sample's last event ends it.
             prompt_field: what the caller calls the prompt, for errors.
+            context_fields: what it calls the further contexts.
 
         Returns:
-            The request, for `abort`.
+            A request for each sample, for `abort`.
 
         Raises:
             InvalidRequestError: it breaks a rule, or could never fit.
@@ -93,18 +114,29 @@ class Engine:
         """
         check_token_ids(spec.prompt_token_ids, self.limits, prompt_field)
         check_token_ids(spec.stopping.stop_token_ids, self.limits, "stopping.stop_token_ids")
+        check_token_ids([token_id for token_id, _ in spec.sampling.logit_bias], self.limits, "sampling.logit_bias")
         max_tokens = settle_max_tokens(len(spec.prompt_token_ids), spec.stopping.max_tokens, self.limits, prompt_field)
+        if context_fields is None:
+            context_fields = [f"guidance[{number}].token_ids" for number in range(len(spec.guidance))]
+        max_tokens = settle_guided_tokens(spec, max_tokens, self.limits, context_fields)
+        check_min_tokens(spec.stopping.min_tokens, max_tokens)
+        check_places(spec, self._max_running_requests)
         with self._changed:
             if not self._is_accepting:
                 raise EngineStoppingError
-            if self._num_unfinished >= self._max_unfinished_requests:
+            if self._num_unfinished + spec.num_samples > self._max_unfinished_requests:
                 self._metrics.request_refused()
                 raise QueueFullError(self._max_queued_requests)
-            self._num_arrived += 1
-            request = Request(spec, self._num_arrived, max_tokens)
-            self._arrivals.append(_Arrival(request, on_event, self._clock()))
+            requests: list[Request] = []
+            for number, sample in enumerate(spec.split_samples()):
+                self._num_arrived += 1
+                request = Request(sample, self._num_arrived, max_tokens)
+                if requests:
+                    request.follow(requests[0])
+                requests.append(request)
+                self._arrivals.append(_Arrival(request, partial(on_event, number), self._clock()))
             self._changed.notify_all()
-        return request
+        return tuple(requests)
 
     def abort(self, request: Request) -> None:
         """Ends a request before its time, after the step it is in; does nothing if it has ended."""

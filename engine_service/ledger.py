@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from engine_service.answer import AnswerBuilder
 from engine_service.errors import EngineError, StepFailedError
 from engine_service.metrics import EngineMetrics
-from engine_service.request import GenerationEnded, GenerationEvent, GenerationFailed, OnEvent, Request
+from engine_service.request import (
+    GenerationEnded,
+    GenerationEvent,
+    GenerationFailed,
+    OnEvent,
+    PromptComputed,
+    Request,
+)
 from engine_service.sampling_params import SampledToken
 
 Deliver = Callable[[Sequence[tuple[OnEvent, GenerationEvent]]], None]
@@ -81,7 +88,8 @@ class RequestLedger:
         try:
             answer = self._open_answer(request)
         except Exception as error:
-            _logger.exception("request %s cannot be taken in", request.spec.request_id)
+            name = request.spec.request_id
+            _logger.exception("request %s cannot be taken in", name, extra={"request_id": name})
             failure = StepFailedError(f"the request cannot be taken in: {error!r}")
             self._events.append((on_event, GenerationFailed(failure)))
             return False
@@ -107,6 +115,8 @@ class RequestLedger:
         now = self._clock()
         if entry.last_token_at is None:
             self._metrics.first_token_generated(now - entry.arrived_at, request.num_prompt_tokens)
+            if request.spec.tells_prompt:
+                self._events.append((entry.on_event, PromptComputed(tuple(request.prompt_logprobs))))
         else:
             self._metrics.next_token_generated(now - entry.last_token_at)
         entry.last_token_at = now
@@ -143,7 +153,9 @@ class RequestLedger:
                 "finish_reason": reason,
                 "prompt_tokens": request.num_prompt_tokens,
                 "completion_tokens": request.num_generated_tokens,
+                "cached_tokens": request.num_cached_tokens,
                 "duration_seconds": round(seconds, 6),
+                **({"error": str(event)} if isinstance(event, EngineError) else {}),
             },
         )
 

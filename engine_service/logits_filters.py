@@ -26,6 +26,26 @@ def apply_repetition_penalty(logits: torch.Tensor, seen: torch.Tensor, penalties
     return torch.where(seen, penalized, logits)
 
 
+def apply_count_penalties(
+    logits: torch.Tensor, counts: torch.Tensor, presence: torch.Tensor, frequency: torch.Tensor
+) -> torch.Tensor:
+    """Makes tokens that the answer already has less likely (more, for penalties below 0).
+
+    Args:
+        logits: float [num_rows, vocab_size].
+        counts: float [num_rows, vocab_size], how often the answer has each token.
+        presence: float [num_rows, 1].
+        frequency: float [num_rows, 1].
+
+    Returns:
+        New logits: `logits - counts * frequency - (counts > 0) * presence`.
+
+    Source:
+        The OpenAI API's description of frequency and presence penalties.
+    """
+    return logits - counts * frequency - (counts > 0) * presence
+
+
 def keep_top_k(scores: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
     """Leaves each row its `top_k` largest scores, and those equal to the smallest of them; 0 leaves all.
 

@@ -13,6 +13,7 @@ from engine_service.planner_link import StepPlanner
 from engine_service.request import GenerationEnded, OnEvent, Request
 from engine_service.sampling_params import SampledToken
 from engine_service.scheduler import ScheduledRow, Scheduler
+from engine_service.step_layout import LayoutOptions, build_step_spec, count_steady_steps
 from planner_service.client import (
     LayoutError,
     OutOfPagesError,
@@ -50,12 +51,13 @@ class EngineLoop:
         executor: runs the steps.
         ledger: keeps the requests that have not ended.
         metrics: the engine's metrics.
+        layout_options: how steps are laid out.
         on_ready_changed: told whether the engine has a planner, when that changes.
         clock: tells seconds.
         backoff: waiting times between attempts to reach a lost planner.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # What it works with, and what tests replace.
         self,
         scheduler: Scheduler,
         planner: StepPlanner,
@@ -63,6 +65,7 @@ class EngineLoop:
         ledger: RequestLedger,
         metrics: EngineMetrics,
         *,
+        layout_options: LayoutOptions = LayoutOptions(),  # noqa: B008  # It is frozen.
         on_ready_changed: Callable[[bool], None] = lambda _is_ready: None,
         clock: Callable[[], float] = time.monotonic,
         backoff: Backoff | None = None,
@@ -72,6 +75,7 @@ class EngineLoop:
         self._executor = executor
         self._ledger = ledger
         self._metrics = metrics
+        self._layout_options = layout_options
         self._on_ready_changed = on_ready_changed
         self._clock = clock
         self._backoff = backoff or Backoff(RECONNECT_FIRST_SECONDS, RECONNECT_MAX_SECONDS)
@@ -82,6 +86,8 @@ class EngineLoop:
         """Takes in a request that arrived at a time of the loop's clock."""
         if self._ledger.open(request, on_event, arrived_at):
             self._scheduler.add(request)
+        else:
+            request.leave_samples()
 
     def abort(self, request: Request) -> None:
         """Ends a request before its time; does nothing if it has ended."""
@@ -101,7 +107,7 @@ class EngineLoop:
             rows = self._scheduler.build_step()
             seconds = self._run_step(rows) if rows else self._rest()
         scheduler = self._scheduler
-        self._metrics.load_changed(len(scheduler.running), len(scheduler.waiting), scheduler.kv_cache_usage)
+        self._metrics.load_changed(len(scheduler.running), scheduler.num_waiting, scheduler.kv_cache_usage)
         return seconds
 
     def end(self, error: EngineError | None) -> None:
@@ -114,7 +120,7 @@ class EngineLoop:
     def _run_step(self, rows: Sequence[ScheduledRow]) -> float:
         started_at = self._clock()
         try:
-            plan = self._planner.plan_step(rows)
+            plan = self._planner.plan_step(build_step_spec(rows, self._layout_options), count_steady_steps(rows))
         except OutOfPagesError as error:
             self._make_room(rows, error)
             return 0.0
@@ -130,7 +136,7 @@ class EngineLoop:
             self._lose_planner(error)
             return 0.0
         planned_at = self._clock()
-        self._metrics.plan_received(planned_at - started_at)
+        self._metrics.plan_received(planned_at - started_at, was_ready=self._planner.was_plan_ready)
         self._ledger.note_started([row.request for row in rows])
         try:
             tokens = self._executor.run(rows, plan)
@@ -151,7 +157,8 @@ class EngineLoop:
         try:
             ended: GenerationEnded | EngineError | None = self._ledger.append(request, token)
         except Exception as error:
-            _logger.exception("the answer of request %s cannot be built", request.spec.request_id)
+            name = request.spec.request_id
+            _logger.exception("the answer of request %s cannot be built", name, extra={"request_id": name})
             ended = StepFailedError(f"the answer cannot be built: {error!r}")
         if ended is not None:
             self._finish(request, ended)
@@ -161,7 +168,8 @@ class EngineLoop:
         if victim is None:
             self._fail(rows, error)
             return
-        _logger.info("request %s is put back: %s", victim.spec.request_id, error)
+        name = victim.spec.request_id
+        _logger.info("request %s is put back: %s", name, error, extra={"request_id": name})
         self._planner.drop(victim.arrival)
         self._metrics.request_preempted()
 

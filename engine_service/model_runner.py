@@ -1,6 +1,6 @@
 """Runs one planned forward of the model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,6 @@ class ModelRunner:
         self.cache = KvCache(loaded.kv_shape, num_pages=num_pages, page_size=page_size, device=loaded.device)
         self.backend = backend or TorchBackend(loaded.kv_shape, page_size=page_size, device=loaded.device)
 
-    @torch.inference_mode()
     def forward(self, token_ids: Mapping[str, torch.Tensor], plan: Plan) -> dict[str, torch.Tensor]:
         """Runs one step: page copies before, the model, page copies after.
 
@@ -56,6 +55,25 @@ class ModelRunner:
         Raises:
             ValueError: the tokens are not those of the plan.
         """
+        return self.forward_with_places(token_ids, plan, ())[0]
+
+    @torch.inference_mode()
+    def forward_with_places(
+        self, token_ids: Mapping[str, torch.Tensor], plan: Plan, places: Sequence[tuple[str, Sequence[int]]]
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Runs one step as `forward` does, and returns the logits of further tokens.
+
+        Args:
+            token_ids: see `forward`.
+            plan: the step's plan.
+            places: which further tokens: a plan label and places among its tokens; a label may come several times.
+
+        Returns:
+            What `forward` returns, and the further logits, float32 [tokens in all places, vocab_size].
+
+        Raises:
+            ValueError: the tokens are not those of the plan.
+        """
         labels = plan.labels
         if token_ids.keys() != labels.keys():
             raise ValueError(f"tokens for plan labels {sorted(token_ids)}, the plan has {sorted(labels)}")
@@ -65,20 +83,27 @@ class ModelRunner:
                     f"{tuple(token_ids[name].shape)} tokens for {name!r}, the plan has {arrays.slot_mapping.shape}"
                 )
         self.cache.copy_pages(plan.page_copies_before)
-        logits = self._run_model(token_ids, plan)
+        logits = self._run_model(token_ids, plan, places)
         self.cache.copy_pages(plan.page_copies_after)
-        num_rows = [len(arrays.kv_lens) for arrays in labels.values()]
-        return dict(zip(labels, torch.split(logits, num_rows), strict=True))
+        *parts, further = torch.split(
+            logits, [*[len(arrays.kv_lens) for arrays in labels.values()], sum(len(some) for _, some in places)]
+        )
+        return dict(zip(labels, parts, strict=True)), further
 
-    def _run_model(self, token_ids: Mapping[str, torch.Tensor], plan: Plan) -> torch.Tensor:
+    def _run_model(
+        self, token_ids: Mapping[str, torch.Tensor], plan: Plan, places: Sequence[tuple[str, Sequence[int]]]
+    ) -> torch.Tensor:
         device = self.loaded.device
         arrays = list(plan.labels.values())
         tokens = torch.cat([token_ids[one.name].to(device) for one in arrays]).unsqueeze(0)
         last_tokens, start = [], 0
+        starts: dict[str, int] = {}
         for one in arrays:
             # A row without query tokens has no last one; any token's logits do for it.
             last_tokens.append(np.maximum(one.qo_indptr[1:].astype(np.int64) - 1, 0) + start)
+            starts[one.name] = start
             start += len(one.slot_mapping)
+        last_tokens += [np.array(some, dtype=np.int64) + starts[name] for name, some in places]
         if not start:
             return torch.zeros((sum(map(len, last_tokens)), self.loaded.vocab_size), device=device)
         positions = np.concatenate([one.positions for one in arrays]).astype(np.int64)

@@ -1,19 +1,17 @@
 """The engine's side of its planner session: steps out, plans in, and a new session when one is lost."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Protocol
 
-from engine_service.scheduler import ScheduledRow
+from engine_service.plan_pipeline import PlanPipeline
+from engine_service.step_layout import StepSpec
 from planner_service.client import (
     CacheMode,
     Plan,
     PlannerClient,
     PlannerSession,
-    Segment,
     SessionLostError,
 )
-
-MAIN_LABEL = "main"
 
 
 class StepPlanner(Protocol):
@@ -26,8 +24,12 @@ class StepPlanner(Protocol):
     def connect(self, timeout_seconds: float) -> None:
         """Opens a session; nothing of an earlier one remains."""
 
-    def plan_step(self, rows: Sequence[ScheduledRow]) -> Plan:
-        """Returns the plan of a step with these rows."""
+    @property
+    def was_plan_ready(self) -> bool:
+        """Whether the last step's plan was there when it was asked for."""
+
+    def plan_step(self, spec: StepSpec, num_steady_steps: int = 1) -> Plan:
+        """Returns the plan of a step; so many steps, this one included, will be equal unless something happens."""
 
     def end_step(self, plan: Plan, *, is_kept: bool) -> None:
         """Says that the step has run and its plan is no longer read; its tokens are kept or taken back."""
@@ -43,9 +45,7 @@ class StepPlanner(Protocol):
 
 
 class PlannerLink:
-    """A step planner over the planner's socket.
-
-    What a step brings (its commit, the release of its buffer set, drops) goes out with the next step's layout.
+    """A step planner over the planner's socket, which plans ahead: see `PlanPipeline`.
 
     Args:
         target: the planner's address.
@@ -55,10 +55,11 @@ class PlannerLink:
         ring_depth: buffer sets in the ring; 0 leaves it to the planner.
         cache_mode: how decode plans are cached; None leaves it to the planner.
         engine_name: for the planner's logs.
+        plan_ahead: steps to plan ahead while the batch stays the same; 0 plans each step when it begins.
         plan_timeout_seconds: a planner that has not answered for so long counts as lost.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # Each is a setting of its own.
         self,
         target: str,
         *,
@@ -68,6 +69,7 @@ class PlannerLink:
         ring_depth: int = 0,
         cache_mode: CacheMode | None = None,
         engine_name: str = "",
+        plan_ahead: int = 0,
         plan_timeout_seconds: float = 30.0,
     ) -> None:
         self._target = target
@@ -77,14 +79,21 @@ class PlannerLink:
         self._ring_depth = ring_depth
         self._cache_mode = cache_mode
         self._engine_name = engine_name
+        self._plan_ahead = plan_ahead
         self._plan_timeout_seconds = plan_timeout_seconds
         self._client: PlannerClient | None = None
         self._session: PlannerSession | None = None
+        self._pipeline: PlanPipeline | None = None
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a session."""
         return self._session is not None
+
+    @property
+    def was_plan_ready(self) -> bool:
+        """Whether the last step's plan was there when it was asked for."""
+        return self._pipeline is not None and self._pipeline.was_plan_ready
 
     @property
     def session(self) -> PlannerSession:
@@ -122,12 +131,16 @@ class PlannerLink:
             client.close()
             raise
         self._client = client
+        self._pipeline = PlanPipeline(
+            self._session, plan_ahead=self._plan_ahead, timeout_seconds=self._plan_timeout_seconds
+        )
 
-    def plan_step(self, rows: Sequence[ScheduledRow]) -> Plan:
+    def plan_step(self, spec: StepSpec, num_steady_steps: int = 1) -> Plan:
         """Returns the plan of a step.
 
         Args:
-            rows: its rows, which stand in this order in the plan label `MAIN_LABEL`.
+            spec: the step.
+            num_steady_steps: how many steps, this one included, will be equal to it unless something happens.
 
         Returns:
             The plan; what it refers to stays as it is until `end_step`.
@@ -137,51 +150,51 @@ class PlannerLink:
             SessionLostError: the session has ended, or the planner does not answer.
             ProtocolError: the planner ended the session because a message broke the protocol.
         """
-        session = self.session
-        layout = session.build_layout([Segment(row.request.arrival, MAIN_LABEL, row.num_tokens) for row in rows])
-        session.submit(layout)
         try:
-            return session.next_plan(self._plan_timeout_seconds)
+            return self._find_pipeline().plan_step(spec, num_steady_steps)
         except TimeoutError as error:
             raise SessionLostError(f"no answer in {self._plan_timeout_seconds:g} s") from error
 
     def end_step(self, plan: Plan, *, is_kept: bool) -> None:
         """Says that a step has run and its plan is no longer read.
 
+        A session that is lost meanwhile shows when the next step is planned.
+
         Args:
             plan: the step's plan.
             is_kept: whether the tokens it wrote are kept.
         """
-        session = self.session
-        if is_kept:
-            session.commit(plan.step_id)
-            session.release(plan.step_id)
-        else:
-            session.discard_from(plan.step_id)
+        self._find_pipeline().end_step(plan, is_kept=is_kept)
 
     def drop(self, request: Hashable) -> None:
-        """Gives up the pages of a request; without a session there are none.
+        """Gives up the pages of a request; without a session there are none. Not during a step.
 
         Args:
             request: its `arrival`.
         """
-        if self._session is not None:
-            self._session.drop(request)
+        if self._pipeline is not None:
+            self._pipeline.drop(request)
 
     def flush(self) -> None:
-        """Sends what has not been sent.
+        """Discards what is planned ahead and sends what has not been sent.
 
         Raises:
             SessionLostError: the session has ended.
             ProtocolError: the planner ended the session because a message broke the protocol.
         """
-        self.session.flush()
+        self._find_pipeline().flush()
 
     def close(self) -> None:
         """Ends the session, if there is one. May be called again."""
+        self._pipeline = None
         session, self._session = self._session, None
         client, self._client = self._client, None
         if session is not None:
             session.close()
         if client is not None:
             client.close()
+
+    def _find_pipeline(self) -> PlanPipeline:
+        if self._pipeline is None:
+            raise SessionLostError("there is no session")
+        return self._pipeline

@@ -1,16 +1,29 @@
-"""A request: what its caller asks for, what has become of it, and what its caller is told."""
+"""A request: what has become of it, and what its caller is told."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from engine_service.errors import EngineError, InvalidRequestError
-from engine_service.sampling_params import MAX_LOGPROBS, SampledToken, SamplingParams
+from engine_service.errors import EngineError
+from engine_service.generation_spec import GenerationSpec, GuidanceContext, StoppingParams
+from engine_service.sampling_params import SampledToken
+from engine_service.streams import RequestStream, build_streams
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 256
-MAX_STOP_TOKEN_IDS = 64
+__all__ = [
+    "ChatMessage",
+    "FinishReason",
+    "GeneratedDelta",
+    "GenerationEnded",
+    "GenerationEvent",
+    "GenerationFailed",
+    "GenerationSpec",
+    "GuidanceContext",
+    "OnEvent",
+    "PromptComputed",
+    "Request",
+    "StoppingParams",
+]
 
 
 class FinishReason(Enum):
@@ -29,64 +42,14 @@ class ChatMessage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StoppingParams:
-    """When generation ends.
+class PromptComputed:
+    """The prompt stands in the KV cache; comes before the first token, where it is asked for.
 
     Args:
-        max_tokens: tokens to generate at most, or None for the engine's default.
-        stop: texts that end it and are not returned.
-        stop_token_ids: tokens that end it.
-        ignore_eos: go on after the model's end-of-sequence token.
-
-    Raises:
-        InvalidRequestError: a value breaks its rule.
+        logprobs: its tokens but the first and how likely each was; empty where not asked for.
     """
 
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise InvalidRequestError("stopping.max_tokens", f"{self.max_tokens} is below 1")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequestError("stopping.stop", f"{len(self.stop)} texts are more than {MAX_STOP_STRINGS}")
-        for text in self.stop:
-            if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
-                raise InvalidRequestError(
-                    "stopping.stop", f"a text of {len(text)} characters is outside 1..{MAX_STOP_CHARACTERS}"
-                )
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequestError(
-                "stopping.stop_token_ids", f"{len(self.stop_token_ids)} tokens are more than {MAX_STOP_TOKEN_IDS}"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationSpec:
-    """A prompt and how to answer it.
-
-    Args:
-        request_id: for logs.
-        prompt_token_ids: the prompt.
-        sampling: how tokens are chosen.
-        stopping: when generation ends.
-        num_logprobs: how many of the likeliest tokens to report at each place, or None for no log-probabilities.
-
-    Raises:
-        InvalidRequestError: a value breaks its rule.
-    """
-
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    stopping: StoppingParams = field(default_factory=StoppingParams)
-    num_logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
-            raise InvalidRequestError("logprobs", f"{self.num_logprobs} is outside 0..{MAX_LOGPROBS}")
+    logprobs: tuple[SampledToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +69,7 @@ class GenerationEnded:
     num_completion_tokens: int
     matched_stop: str | None = None
     matched_token_id: int | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +79,7 @@ class GenerationFailed:
     error: EngineError
 
 
-GenerationEvent = GeneratedDelta | GenerationEnded | GenerationFailed
+GenerationEvent = PromptComputed | GeneratedDelta | GenerationEnded | GenerationFailed
 OnEvent = Callable[[GenerationEvent], None]
 
 
@@ -130,17 +94,45 @@ class Request:
 
     Attributes:
         token_ids: the tokens of the prompt and those generated so far.
-        num_computed_tokens: how many of them stand in the KV cache.
+        streams: its KV sequences; the first is the prompt's, the others its further contexts'.
+        leader: the sample whose streams this one is to be forked from, until it is.
+        followers: the samples that are to be forked from this one.
+        num_shared_tokens: how many tokens of each stream it got, or gave, by such a fork.
+        shared_with: the `arrival` of the sample that all those who share them were forked from.
+        is_running: whether the scheduler has let it run.
+        num_cached_tokens: tokens of its prompt that it got by a fork from another request.
+        prompt_logprobs: what is known of the log-probabilities of its prompt's tokens, from the second token on.
     """
 
     spec: GenerationSpec
     arrival: int
     max_tokens: int
     token_ids: list[int] = field(init=False)
-    num_computed_tokens: int = field(init=False, default=0)
+    streams: tuple[RequestStream, ...] = field(init=False)
+    leader: "Request | None" = field(init=False, default=None)
+    followers: "list[Request]" = field(init=False, default_factory=list)
+    num_shared_tokens: tuple[int, ...] = field(init=False, default=())
+    shared_with: int | None = field(init=False, default=None)
+    is_running: bool = field(init=False, default=False)
+    num_cached_tokens: int = field(init=False, default=0)
+    prompt_logprobs: list[SampledToken] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.spec.prompt_token_ids)
+        spec = self.spec
+        self.token_ids = list(spec.prompt_token_ids)
+        self.streams = build_streams(spec.prompt_token_ids, [context.token_ids for context in spec.guidance])
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """How many of `token_ids` stand in the KV cache."""
+        return self.streams[0].num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether each of its streams misses one token."""
+        if self.num_missing_tokens != 1:
+            return False
+        return len(self.streams) == 1 or all(self.count_missing(stream) == 1 for stream in self.streams)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -156,3 +148,45 @@ class Request:
     def num_missing_tokens(self) -> int:
         """Tokens that do not stand in the KV cache yet; 1 for a request that decodes."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    def count_tokens(self, stream: RequestStream) -> int:
+        """Returns how many tokens a stream of it has, those that are not computed yet included."""
+        return len(stream.prompt_token_ids) + self.num_generated_tokens
+
+    def count_missing(self, stream: RequestStream) -> int:
+        """Returns how many tokens of a stream do not stand in the KV cache yet."""
+        return self.count_tokens(stream) - stream.num_computed_tokens
+
+    def read_tokens(self, stream: RequestStream, start: int, num_tokens: int) -> list[int]:
+        """Returns so many tokens of a stream from `start` on."""
+        if stream is self.streams[0]:
+            return self.token_ids[start : start + num_tokens]
+        prompt = stream.prompt_token_ids
+        offset = self.num_prompt_tokens - len(prompt)
+        end = start + num_tokens
+        return [*prompt[start:end], *self.token_ids[max(start, len(prompt)) + offset : max(end, len(prompt)) + offset]]
+
+    def forget_computed(self) -> None:
+        """Notes that nothing of it stands in the KV cache any more."""
+        for stream in self.streams:
+            stream.num_computed_tokens = 0
+        self.num_shared_tokens = ()
+        self.num_cached_tokens = 0
+        self.shared_with = None
+
+    def follow(self, leader: "Request") -> None:
+        """Makes this a sample that is to be forked from another one."""
+        self.leader = leader
+        leader.followers.append(self)
+
+    def leave_samples(self) -> None:
+        """Lets the samples that belong with it go their own way."""
+        self.unfollow()
+        for follower in list(self.followers):
+            follower.unfollow()
+
+    def unfollow(self) -> None:
+        """Makes this a request like any other: it computes its prompt itself."""
+        if self.leader is not None:
+            self.leader.followers.remove(self)
+            self.leader = None

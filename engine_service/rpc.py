@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 from uuid import uuid4
 
@@ -21,10 +21,11 @@ from engine_service.errors import (
 )
 from engine_service.request import (
     GeneratedDelta,
-    GenerationEnded,
     GenerationEvent,
     GenerationFailed,
     GenerationSpec,
+    GuidanceContext,
+    PromptComputed,
 )
 from engine_service.validation import check_token_ids
 from engine_service.wire import (
@@ -32,6 +33,7 @@ from engine_service.wire import (
     Prompt,
     build_delta,
     build_final,
+    build_prompt,
     parse,
     read_generate_request,
     read_tokenize_request,
@@ -65,6 +67,8 @@ STATUS_BY_ERROR: dict[type[EngineError], tuple[grpc.StatusCode, str]] = {
 
 ResultT = TypeVar("ResultT")
 _Context = grpc.aio.ServicerContext[bytes, bytes]
+# Numbers of samples, and what happened to them.
+_SampleEvents = asyncio.Queue[tuple[int, GenerationEvent]]
 _logger = logging.getLogger(__name__)
 
 
@@ -136,62 +140,94 @@ class InferenceServicer:
 
     async def _generate(self, data: bytes, context: _Context) -> None:
         asked = read_generate_request(data, default_request_id=uuid4().hex[:16])
-        spec = _build_spec(asked, await self._encode(asked.prompt))
-        events: asyncio.Queue[GenerationEvent] = asyncio.Queue()
-        request = self._engine.submit(spec, events.put_nowait, prompt_field=asked.prompt.field)
-        has_ended = False
+        contexts = [
+            GuidanceContext(tuple(await self._encode(context.prompt)), context.scale) for context in asked.guidance
+        ]
+        spec = _build_spec(asked, await self._encode(asked.prompt), contexts)
+        events: _SampleEvents = asyncio.Queue()
+        text = await self._read_text(asked.prompt, spec) if spec.echoes_prompt else ""
+        requests = self._engine.submit_samples(
+            spec,
+            lambda sample, event: events.put_nowait((sample, event)),
+            prompt_field=asked.prompt.field,
+            context_fields=[context.prompt.full_field for context in asked.guidance],
+        )
+        num_samples_left = len(requests)
         try:
-            while not has_ended:
-                has_ended = await _write_events(context, events)
+            while num_samples_left:
+                num_samples_left -= await _write_events(context, events, spec, text)
         finally:
-            if not has_ended:
-                self._engine.abort(request)
+            if num_samples_left:
+                for request in requests:
+                    self._engine.abort(request)
+
+    async def _read_text(self, prompt: Prompt, spec: GenerationSpec) -> str:
+        """Returns the prompt's text: as it came, or that of its tokens."""
+        if prompt.field == "text":
+            return prompt.text
+        check_token_ids(spec.prompt_token_ids, self._engine.limits, prompt.field)
+        return await asyncio.to_thread(self._tokenizer.decode, spec.prompt_token_ids)
 
     async def _encode(self, prompt: Prompt) -> list[int]:
         """Returns the prompt's tokens; a long text must not hold up the other calls."""
         if prompt.field == "token_ids":
             return list(prompt.token_ids)
         if prompt.field == "messages":
-            return await asyncio.to_thread(self._tokenizer.encode_chat, prompt.messages, field="messages")
+            return await asyncio.to_thread(self._tokenizer.encode_chat, prompt.messages, field=prompt.full_field)
         if not prompt.text:
-            raise InvalidRequestError("text", "the prompt is empty")
-        return await asyncio.to_thread(self._tokenizer.encode, prompt.text, field="text")
+            raise InvalidRequestError(prompt.full_field, "the prompt is empty")
+        return await asyncio.to_thread(self._tokenizer.encode, prompt.text, field=prompt.full_field)
 
 
-def _build_spec(asked: GenerateInput, token_ids: list[int]) -> GenerationSpec:
+def _build_spec(asked: GenerateInput, token_ids: list[int], contexts: Sequence[GuidanceContext]) -> GenerationSpec:
     return GenerationSpec(
         request_id=asked.request_id,
         prompt_token_ids=tuple(token_ids),
         sampling=asked.sampling,
         stopping=asked.stopping,
         num_logprobs=asked.num_logprobs,
+        num_prompt_logprobs=asked.num_prompt_logprobs,
+        echoes_prompt=asked.echoes_prompt,
+        guidance=tuple(contexts),
+        num_samples=asked.num_samples,
     )
 
 
-async def _write_events(context: _Context, events: asyncio.Queue[GenerationEvent]) -> bool:
-    """Waits for events and writes them, deltas in a row as one message; returns whether the last one has come.
+async def _write_events(context: _Context, events: _SampleEvents, spec: GenerationSpec, text: str) -> int:
+    """Waits for events and writes them, deltas of a sample in a row as one message.
+
+    Args:
+        context: the call.
+        events: the events.
+        spec: the request.
+        text: its prompt's text, if that is to be told.
+
+    Returns:
+        How many samples have ended.
 
     Raises:
-        EngineError: the request failed.
+        EngineError: a sample failed.
     """
-    deltas: list[GeneratedDelta] = []
-    last: GenerationEnded | GenerationFailed | None = None
-    event = await events.get()
-    while True:
-        if not isinstance(event, GeneratedDelta):
-            last = event
-            break
-        deltas.append(event)
-        if events.empty():
-            break
-        event = events.get_nowait()
-    if deltas:
-        await context.write(build_delta(deltas).SerializeToString())
-    if isinstance(last, GenerationFailed):
-        raise last.error
-    if last is not None:
-        await context.write(build_final(last).SerializeToString())
-    return last is not None
+    arrived = [await events.get()]
+    while not events.empty():
+        arrived.append(events.get_nowait())
+    deltas: dict[int, list[GeneratedDelta]] = {}
+    num_ended = 0
+    for sample, event in arrived:
+        if isinstance(event, PromptComputed):
+            await context.write(build_prompt(text, spec.prompt_token_ids, event).SerializeToString())
+        elif isinstance(event, GeneratedDelta):
+            deltas.setdefault(sample, []).append(event)
+        else:
+            if sample in deltas:
+                await context.write(build_delta(deltas.pop(sample), sample).SerializeToString())
+            if isinstance(event, GenerationFailed):
+                raise event.error
+            await context.write(build_final(event, sample).SerializeToString())
+            num_ended += 1
+    for sample, news in deltas.items():
+        await context.write(build_delta(news, sample).SerializeToString())
+    return num_ended
 
 
 async def _answer(context: _Context, answer: Awaitable[ResultT]) -> ResultT:

@@ -2,48 +2,20 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from engine_service.logits_filters import apply_repetition_penalty, keep_min_p, keep_top_k, keep_top_p
+from engine_service.logits_filters import (
+    apply_count_penalties,
+    apply_repetition_penalty,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+)
+from engine_service.logprobs import build_logprobs
 from engine_service.sampling_params import SampledToken, SamplingParams, TokenLogprob
+from engine_service.sampling_state import SamplingState
 
 __all__ = ["SampledToken", "Sampler", "SamplingParams", "SamplingState", "TokenLogprob"]
-
-
-class SamplingState:
-    """What sampling one request needs from token to token. It survives preemption: it is not rebuilt on recomputation.
-
-    Args:
-        params: how the request wants its tokens chosen.
-        prompt_token_ids: the prompt, which the repetition penalty counts as seen.
-        vocab_size: number of logits of a row.
-        num_logprobs: None for no log-probabilities, 0 for the chosen token's only, else so many of the likeliest too.
-    """
-
-    __slots__ = ("_generator", "num_logprobs", "params", "seen")
-
-    def __init__(
-        self,
-        params: SamplingParams,
-        prompt_token_ids: Sequence[int],
-        *,
-        vocab_size: int,
-        num_logprobs: int | None = None,
-    ) -> None:
-        self.params = params
-        self.num_logprobs = num_logprobs
-        # numpy's, as torch's takes only the lower half of a 64-bit seed.
-        self._generator = None if params.is_greedy else np.random.Generator(np.random.PCG64(params.seed))
-        self.seen: torch.Tensor | None = None
-        if params.repetition_penalty != 1.0:
-            self.seen = torch.zeros(vocab_size, dtype=torch.bool)
-            self.seen[torch.tensor(list(prompt_token_ids), dtype=torch.int64)] = True
-
-    def draw(self) -> float:
-        """Returns the request's next random number, in [0, 1)."""
-        assert self._generator is not None, "a greedy request draws no numbers"
-        return self._generator.random()
 
 
 class Sampler:
@@ -66,7 +38,7 @@ class Sampler:
         """
         if not states:
             return []
-        scores = _penalize(logits, states)
+        scores = _adjust(logits, states)
         # A copy to the host that waits for the device: everything after it is bookkeeping on the host.
         chosen = scores.argmax(dim=-1)
         sampled_rows = [row for row, state in enumerate(states) if not state.params.is_greedy]
@@ -76,20 +48,59 @@ class Sampler:
             chosen[index] = picks
         token_ids: list[int] = chosen.tolist()
         for state, token_id in zip(states, token_ids, strict=True):
-            if state.seen is not None:
-                state.seen[token_id] = True
+            state.append(token_id)
         return _attach_logprobs(logits, states, token_ids)
 
 
-def _penalize(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
+def _adjust(logits: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
+    """Returns what tokens are chosen by: the logits with their biases, penalties and bans."""
+    # transformers' order, with the penalties it does not have beside the one it has.
+    scores = _add_biases(logits, states)
+    scores = _penalize_seen(scores, states)
+    scores = _penalize_counts(scores, states)
+    return _ban(scores, states)
+
+
+def _add_biases(scores: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
+    biases = [(row, *pair) for row, state in enumerate(states) for pair in state.params.logit_bias]
+    if not biases:
+        return scores
+    rows, ids, values = zip(*biases, strict=True)
+    device = scores.device
+    places = (torch.tensor(rows, device=device), torch.tensor(ids, device=device))
+    return scores.index_put(places, torch.tensor(values, dtype=scores.dtype, device=device), accumulate=True)
+
+
+def _penalize_seen(scores: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
     rows = [row for row, state in enumerate(states) if state.seen is not None]
     if not rows:
-        return logits
-    device = logits.device
+        return scores
+    device = scores.device
     index = torch.tensor(rows, device=device)
     seen = torch.stack([seen for state in states if (seen := state.seen) is not None]).to(device)
     penalties = _column([states[row].params.repetition_penalty for row in rows], device)
-    return logits.index_copy(0, index, apply_repetition_penalty(logits[index], seen, penalties))
+    return scores.index_copy(0, index, apply_repetition_penalty(scores[index], seen, penalties))
+
+
+def _penalize_counts(scores: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
+    rows = [row for row, state in enumerate(states) if state.counts is not None]
+    if not rows:
+        return scores
+    device = scores.device
+    index = torch.tensor(rows, device=device)
+    counts = torch.stack([counts for state in states if (counts := state.counts) is not None]).to(device)
+    presence = _column([states[row].params.presence_penalty for row in rows], device)
+    frequency = _column([states[row].params.frequency_penalty for row in rows], device)
+    return scores.index_copy(0, index, apply_count_penalties(scores[index], counts, presence, frequency))
+
+
+def _ban(scores: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
+    bans = [(row, token_id) for row, state in enumerate(states) for token_id in state.banned_token_ids]
+    if not bans:
+        return scores
+    rows, ids = zip(*bans, strict=True)
+    places = (torch.tensor(rows, device=scores.device), torch.tensor(ids, device=scores.device))
+    return scores.index_put(places, torch.tensor(-torch.inf, dtype=scores.dtype, device=scores.device))
 
 
 def _sample_rows(scores: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
@@ -126,16 +137,9 @@ def _attach_logprobs(
 ) -> list[SampledToken]:
     results = [SampledToken(token_id) for token_id in token_ids]
     rows = [row for row, state in enumerate(states) if state.num_logprobs is not None]
-    if not rows:
-        return results
-    logprobs = torch.log_softmax(logits[torch.tensor(rows, device=logits.device)].float(), dim=-1)
-    chosen_ids = torch.tensor([token_ids[row] for row in rows], device=logits.device).unsqueeze(1)
-    chosen = logprobs.gather(1, chosen_ids).squeeze(1).tolist()
-    num_top = min(max(states[row].num_logprobs or 0 for row in rows), logprobs.shape[-1])
-    top_values, top_ids = (part.tolist() for part in logprobs.topk(num_top, dim=-1))
-    for place, row in enumerate(rows):
-        num_wanted = states[row].num_logprobs or 0
-        pairs = zip(top_ids[place][:num_wanted], top_values[place][:num_wanted], strict=True)
-        top = tuple(TokenLogprob(token_id, logprob) for token_id, logprob in pairs)
-        results[row] = SampledToken(token_ids[row], chosen[place], top)
+    if rows:
+        wanted = logits[torch.tensor(rows, device=logits.device)]
+        num_top = [states[row].num_logprobs or 0 for row in rows]
+        for row, token in zip(rows, build_logprobs(wanted, [token_ids[row] for row in rows], num_top), strict=True):
+            results[row] = token
     return results

@@ -11,6 +11,9 @@ MAX_REPETITION_PENALTY = 100.0
 MAX_TOP_K = 2**31 - 1
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
+MAX_COUNT_PENALTY = 2.0
+MAX_LOGIT_BIAS = 100.0
+MAX_LOGIT_BIASES = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,9 @@ class SamplingParams:
         seed: makes sampling repeatable, whatever else runs; None is random.
         repetition_penalty: divides the positive and multiplies the negative logits of tokens seen in prompt and
             answer; above 0, at most 100.
+        presence_penalty: taken from the logits of tokens that the answer already has; -2 to 2.
+        frequency_penalty: taken from the logits of tokens as often as the answer already has them; -2 to 2.
+        logit_bias: token ids, each once, and what is added to their logits before any penalty, -100 to 100.
 
     Raises:
         InvalidRequestError: a value is out of range; the field is named as in the proto, `sampling.<name>`.
@@ -36,6 +42,9 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int | None = None
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -50,6 +59,21 @@ class SamplingParams:
         self._require(
             "repetition_penalty", 0 < self.repetition_penalty <= MAX_REPETITION_PENALTY, "must be above 0, at most 100"
         )
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._require(name, abs(getattr(self, name)) <= MAX_COUNT_PENALTY, "must be -2 to 2")
+        self._check_logit_bias()
+
+    def _check_logit_bias(self) -> None:
+        if len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise InvalidRequestError(
+                "sampling.logit_bias", f"{len(self.logit_bias)} tokens are more than {MAX_LOGIT_BIASES}"
+            )
+        for token_id, bias in self.logit_bias:
+            # Written so that a NaN is refused too.
+            if not abs(bias) <= MAX_LOGIT_BIAS:
+                raise InvalidRequestError(
+                    "sampling.logit_bias", f"must be -100 to 100, not {bias} as for token {token_id}"
+                )
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:

@@ -6,37 +6,17 @@ here only keep the scheduler from admitting what would have to be put back at on
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
+from engine_service.page_counts import count_held_pages, count_pages
 from engine_service.request import Request
+from engine_service.scheduled_row import ScheduledRow, build_forked_row
+from engine_service.streams import share_tokens
 from engine_service.validation import EngineLimits
 
+__all__ = ["ScheduledRow", "Scheduler"]
+
 _BY_ARRIVAL = attrgetter("arrival")
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledRow:
-    """One request's part in a step.
-
-    Args:
-        request: the request.
-        num_tokens: how many of its missing tokens the step computes.
-    """
-
-    request: Request
-    num_tokens: int
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether the step computes the request's last token, so that the next one can be chosen."""
-        return self.num_tokens == self.request.num_missing_tokens
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The tokens the step computes."""
-        start = self.request.num_computed_tokens
-        return self.request.token_ids[start : start + self.num_tokens]
 
 
 class Scheduler:
@@ -44,7 +24,7 @@ class Scheduler:
 
     Args:
         limits: the pool's figures.
-        max_running_requests: requests in a step at most.
+        max_running_requests: requests in a step at most; each further context of a request counts as one.
         max_step_tokens: tokens in a step at most; at least `max_running_requests`.
     """
 
@@ -64,13 +44,19 @@ class Scheduler:
 
     @property
     def waiting(self) -> Sequence[Request]:
-        """The requests that hold none, oldest first."""
+        """The requests that hold none, oldest first; samples that are to be forked come with their first one."""
         return self._waiting
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no pages, samples that are still to be forked included."""
+        num_followers = sum(len(request.followers) for request in (*self._waiting, *self._running))
+        return len(self._waiting) + num_followers
 
     @property
     def num_pages_held(self) -> int:
         """Pages that the running requests need for the tokens they have."""
-        return sum(self._count_pages(request) for request in self._running)
+        return count_held_pages(self._running, self._limits)
 
     @property
     def kv_cache_usage(self) -> float:
@@ -78,8 +64,9 @@ class Scheduler:
         return min(1.0, self.num_pages_held / self._limits.num_usable_pages)
 
     def add(self, request: Request) -> None:
-        """Puts a new request in the queue."""
-        insort(self._waiting, request, key=_BY_ARRIVAL)
+        """Puts a new request in the queue; one that follows another comes to run with that one."""
+        if request.leader is None:
+            insort(self._waiting, request, key=_BY_ARRIVAL)
 
     def remove(self, request: Request) -> bool:
         """Takes out a request that has ended.
@@ -87,8 +74,11 @@ class Scheduler:
         Returns:
             Whether it was running, so that its pages are to be given up.
         """
-        if request in self._running:
+        request.unfollow()
+        self._replace_leader(request)
+        if request.is_running:
             self._running.remove(request)
+            request.is_running = False
             return True
         if request in self._waiting:
             self._waiting.remove(request)
@@ -103,27 +93,37 @@ class Scheduler:
         Returns:
             The rows, oldest request first; empty if there is nothing to do.
         """
+        self._start_followers()
         num_tokens_left = self._max_step_tokens
-        shares: dict[int, int] = {}
+        chosen: dict[int, ScheduledRow] = {}
+        prefilling = []
         for request in self._running:
-            if request.num_missing_tokens == 1:
-                shares[request.arrival] = 1
-                num_tokens_left -= 1
-        for request in self._running:
-            if request.num_missing_tokens > 1 and num_tokens_left:
-                shares[request.arrival] = min(request.num_missing_tokens, num_tokens_left)
-                num_tokens_left -= shares[request.arrival]
+            if request.leader is not None:
+                row = build_forked_row(request, request.leader)
+            elif request.is_decoding:
+                row = ScheduledRow(request, 1, (1,) * len(request.spec.guidance))
+            else:
+                prefilling.append(request)
+                continue
+            chosen[request.arrival] = row
+            num_tokens_left -= sum(row.num_stream_tokens)
+        for request in prefilling:
+            num_tokens_left = self._choose_chunk(request, num_tokens_left, chosen)
         while num_tokens_left and (admitted := self._try_admit()) is not None:
-            shares[admitted.arrival] = min(admitted.num_missing_tokens, num_tokens_left)
-            num_tokens_left -= shares[admitted.arrival]
-        return [
-            ScheduledRow(request, shares[request.arrival]) for request in self._running if request.arrival in shares
-        ]
+            num_tokens_left = self._choose_chunk(admitted, num_tokens_left, chosen)
+        return [chosen[request.arrival] for request in self._running if request.arrival in chosen]
 
     def complete_step(self, rows: Sequence[ScheduledRow]) -> None:
         """Counts the tokens of a step that has run as computed. Call it before adding the tokens it chose."""
         for row in rows:
-            row.request.num_computed_tokens += row.num_tokens
+            row.complete()
+            request, leader = row.request, row.request.leader
+            if leader is not None:
+                request.unfollow()
+                num_shared_tokens = tuple(len(stream.prompt_token_ids) - 1 for stream in request.streams)
+                request.num_cached_tokens = num_shared_tokens[0]
+                for sample in (leader, request):
+                    sample.shared_with, sample.num_shared_tokens = leader.arrival, num_shared_tokens
 
     def preempt_youngest(self) -> Request | None:
         """Puts the youngest running request back in the queue; it is computed again later.
@@ -149,30 +149,88 @@ class Scheduler:
             arrivals = [request.arrival for request in requests]
             assert arrivals == sorted(set(arrivals)), "requests stand in order of arrival, each once"
         assert not {r.arrival for r in self._running} & {r.arrival for r in self._waiting}, "a request stands once"
-        assert len(self._running) <= self._max_running_requests, "no more run than may"
+        assert self._count_places() <= self._max_running_requests, "no more run than may"
         for request in self._waiting:
-            assert request.num_computed_tokens == 0, "a waiting request holds no pages"
+            assert not any(stream.num_computed_tokens for stream in request.streams), "a waiting request holds no pages"
+            assert not request.is_running, "a waiting request does not run"
+            assert request.leader is None, "a request that is to be forked waits with another one"
         for request in self._running:
-            assert request.num_missing_tokens >= 1, "a running request has a token to compute"
+            assert request.is_running, "a running request runs"
+            assert all(request.count_missing(stream) >= 1 for stream in request.streams), (
+                "a running request has a token to compute"
+            )
+            for follower in request.followers:
+                assert follower.leader is request, "a sample is forked from the one that it follows"
 
     def _try_admit(self) -> Request | None:
         """Lets the oldest waiting request run if its tokens fit beside those that run, with room for them to grow."""
-        if not self._waiting or len(self._running) >= self._max_running_requests:
+        if not self._waiting:
             return None
         request = self._waiting[0]
+        if self._count_places() + _count_places(request) > self._max_running_requests:
+            return None
         # One page more for each that runs: a request admitted into the last free page would soon be put back.
-        num_pages_needed = self._count_pages(request) + self.num_pages_held + len(self._running)
+        num_pages_needed = count_pages(request, self._limits) + self.num_pages_held + self._count_places()
         if self._running and num_pages_needed > self._limits.num_usable_pages:
             return None
         del self._waiting[0]
-        insort(self._running, request, key=_BY_ARRIVAL)
+        self._run(request)
         return request
 
+    def _choose_chunk(self, request: Request, num_tokens: int, chosen: dict[int, ScheduledRow]) -> int:
+        """Chooses what a step computes of a prompt; returns how many of the step's tokens are left."""
+        shares = share_tokens(
+            request.arrival,
+            request.streams,
+            request.num_generated_tokens,
+            num_tokens,
+            keeps_last=bool(request.followers),
+        )
+        first, *others = shares.num_tokens
+        if first or any(others):
+            chosen[request.arrival] = ScheduledRow(request, first, tuple(others), shares.forks)
+        return num_tokens - sum(shares.num_tokens)
+
+    def _start_followers(self) -> None:
+        """Lets samples run whose first one has computed all that they share."""
+        for leader in list(self._running):
+            if leader.followers and leader.is_decoding:
+                for follower in leader.followers:
+                    if not follower.is_running:
+                        self._run(follower)
+
+    def _run(self, request: Request) -> None:
+        request.is_running = True
+        insort(self._running, request, key=_BY_ARRIVAL)
+
     def _preempt(self, request: Request) -> Request:
+        request.unfollow()
         self._running.remove(request)
-        request.num_computed_tokens = 0
+        request.is_running = False
+        request.forget_computed()
         insort(self._waiting, request, key=_BY_ARRIVAL)
         return request
 
-    def _count_pages(self, request: Request) -> int:
-        return self._limits.count_pages(len(request.token_ids))
+    def _replace_leader(self, request: Request) -> None:
+        """Gives the samples that were to be forked from a request that ends another one to be forked from."""
+        followers = list(request.followers)
+        for follower in followers:
+            follower.unfollow()
+        leader: Request | None = None
+        for follower in followers:
+            if follower.is_running:
+                continue
+            if leader is None:
+                leader = follower
+                insort(self._waiting, follower, key=_BY_ARRIVAL)
+            else:
+                follower.follow(leader)
+
+    def _count_places(self) -> int:
+        return sum(_count_places(request) for request in self._running)
+
+
+def _count_places(request: Request) -> int:
+    """Returns how many streams a request runs, samples that are still to be forked from it included."""
+    num_waiting = sum(not follower.is_running for follower in request.followers)
+    return len(request.streams) * (1 + num_waiting)

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, start_http_server
 
 from engine_service.address import bind_address
-from engine_service.config import EngineSettings
+from engine_service.config import EngineSettings, set_thread_defaults
 from engine_service.errors import EngineError, ListenError
 from engine_service.ledger import deliver_directly
 from engine_service.logs import configure_logs
@@ -55,6 +55,7 @@ def run(settings: EngineSettings, *, on_progress: OnProgress | None = None) -> i
         The process's exit code: 0 after a signal, 1 if the engine cannot start or has failed.
     """
     configure_logs(settings.log_level, as_json=settings.log_json)
+    set_thread_defaults()
     try:
         exit_code = asyncio.run(_serve(settings, on_progress or _LoggedProgress()))
     except (EngineError, ClientError, InvalidOptionsError) as error:

@@ -27,11 +27,12 @@ class StopStringFinder:
         self._states = [0] * len(self._stops)
         self._held = ""
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, is_armed: bool = True) -> str:
         """Takes the next piece of text.
 
         Args:
             text: the piece; ignored once a stop string has come.
+            is_armed: whether a stop string that this piece completes counts; if not, it is text like any other.
 
         Returns:
             The text that is now certain to come before any stop string.
@@ -43,7 +44,7 @@ class StopStringFinder:
         pending = self._held + text
         for index, character in enumerate(text, start=len(self._held)):
             stop = self._advance(character)
-            if stop is not None:
+            if stop is not None and is_armed:
                 self.matched = stop
                 self._held = ""
                 return pending[: index + 1 - len(stop)]

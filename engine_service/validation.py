@@ -88,3 +88,19 @@ def settle_max_tokens(num_prompt_tokens: int, max_tokens: int | None, limits: En
         too_long = num_prompt_tokens > num_slots
         raise RequestTooLargeError(field if too_long else "stopping.max_tokens", num_needed, limits.num_usable_pages)
     return settled
+
+
+def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    """Checks that a request may generate the tokens that it must.
+
+    Args:
+        min_tokens: tokens to generate at least.
+        max_tokens: tokens to generate at most, settled.
+
+    Raises:
+        InvalidRequestError: it may not.
+    """
+    if min_tokens > max_tokens:
+        raise InvalidRequestError(
+            "stopping.min_tokens", f"{min_tokens} is above {max_tokens}, the most tokens that may be generated"
+        )

@@ -10,7 +10,14 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from engine_service.errors import InvalidRequestError
-from engine_service.request import ChatMessage, FinishReason, GeneratedDelta, GenerationEnded, StoppingParams
+from engine_service.request import (
+    ChatMessage,
+    FinishReason,
+    GeneratedDelta,
+    GenerationEnded,
+    PromptComputed,
+    StoppingParams,
+)
 from engine_service.sampling_params import SampledToken, SamplingParams
 from ringplan.inference.v1 import inference_pb2 as pb
 
@@ -33,12 +40,27 @@ class Prompt:
 
     Args:
         field: which one: "text", "messages" or "token_ids".
+        path: the path of the message that has it, with a dot at its end; empty for the request itself.
     """
 
     field: str
     text: str = ""
     messages: tuple[ChatMessage, ...] = ()
     token_ids: tuple[int, ...] = ()
+    path: str = ""
+
+    @property
+    def full_field(self) -> str:
+        """Its name, as errors give it."""
+        return self.path + self.field
+
+
+@dataclass(frozen=True, slots=True)
+class ContextInput:
+    """A further context of a guided request, not yet turned into tokens."""
+
+    prompt: Prompt
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +72,10 @@ class GenerateInput:
     sampling: SamplingParams
     stopping: StoppingParams
     num_logprobs: int | None
+    num_prompt_logprobs: int | None = None
+    echoes_prompt: bool = False
+    guidance: tuple[ContextInput, ...] = ()
+    num_samples: int = 1
 
 
 def parse(message_type: type[MessageT], data: bytes) -> MessageT:
@@ -88,28 +114,16 @@ def read_generate_request(data: bytes, default_request_id: str) -> GenerateInput
         raise InvalidRequestError(
             "request_id", f"{len(message.request_id)} characters are more than {MAX_REQUEST_ID_CHARACTERS}"
         )
-    forms = [
-        *(["text"] if message.HasField("text") else []),
-        *(["messages"] if message.messages else []),
-        *(["token_ids"] if message.HasField("token_ids") else []),
-    ]
-    if len(forms) != 1:
-        given = " and ".join(forms) or "none"
-        raise InvalidRequestError(
-            forms[-1] if forms else "text", f"exactly one of text, messages and token_ids is required; given: {given}"
-        )
-    prompt = Prompt(
-        forms[0],
-        text=message.text,
-        messages=_read_messages(message.messages),
-        token_ids=tuple(message.token_ids.ids),
-    )
     return GenerateInput(
         request_id=message.request_id or default_request_id,
-        prompt=prompt,
+        prompt=_read_prompt(message, ""),
         sampling=_read_sampling(message.sampling),
         stopping=_read_stopping(message.stopping),
         num_logprobs=message.logprobs if message.HasField("logprobs") else None,
+        num_prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        echoes_prompt=message.echo,
+        guidance=tuple([_read_context(context, number) for number, context in enumerate(message.guidance)]),
+        num_samples=message.n if message.HasField("n") else 1,
     )
 
 
@@ -126,22 +140,36 @@ def read_tokenize_request(data: bytes) -> Prompt:
     if message.HasField("text") == bool(message.messages):
         raise InvalidRequestError("text", "exactly one of text and messages is required")
     field = "text" if message.HasField("text") else "messages"
-    return Prompt(field, text=message.text, messages=_read_messages(message.messages))
+    return Prompt(field, text=message.text, messages=_read_messages(message.messages, ""))
 
 
-def build_delta(deltas: Sequence[GeneratedDelta]) -> pb.GenerateResponse:
+def build_prompt(text: str, token_ids: Sequence[int], computed: PromptComputed) -> pb.GenerateResponse:
+    """Returns the response that tells of the prompt.
+
+    Args:
+        text: its text, if that is to be told.
+        token_ids: its tokens.
+        computed: what is known of them.
+    """
+    return pb.GenerateResponse(
+        prompt=pb.GeneratePrompt(text=text, token_ids=token_ids, logprobs=_build_all_logprobs(computed.logprobs))
+    )
+
+
+def build_delta(deltas: Sequence[GeneratedDelta], sample: int = 0) -> pb.GenerateResponse:
     """Returns the response that tells of one or more deltas in a row."""
     tokens = [token for delta in deltas for token in delta.tokens]
     return pb.GenerateResponse(
         delta=pb.GenerateDelta(
             text="".join([delta.text for delta in deltas]),
             token_ids=[token.token_id for token in tokens],
-            logprobs=[_build_logprobs(token, token.logprob) for token in tokens if token.logprob is not None],
-        )
+            logprobs=_build_all_logprobs(tokens),
+        ),
+        sample=sample,
     )
 
 
-def build_final(ended: GenerationEnded) -> pb.GenerateResponse:
+def build_final(ended: GenerationEnded, sample: int = 0) -> pb.GenerateResponse:
     """Returns the response that tells how a request ended."""
     return pb.GenerateResponse(
         final=pb.GenerateFinal(
@@ -151,23 +179,54 @@ def build_final(ended: GenerationEnded) -> pb.GenerateResponse:
             usage=pb.Usage(
                 prompt_tokens=ended.num_prompt_tokens,
                 completion_tokens=ended.num_completion_tokens,
+                cached_tokens=ended.num_cached_tokens,
             ),
-        )
+        ),
+        sample=sample,
     )
 
 
-def _read_messages(messages: Sequence[pb.ChatMessage]) -> tuple[ChatMessage, ...]:
+def _read_prompt(message: pb.GenerateRequest | pb.GuidanceContext, path: str) -> Prompt:
+    forms = [
+        *(["text"] if message.HasField("text") else []),
+        *(["messages"] if message.messages else []),
+        *(["token_ids"] if message.HasField("token_ids") else []),
+    ]
+    if len(forms) != 1:
+        given = " and ".join(forms) or "none"
+        raise InvalidRequestError(
+            path + (forms[-1] if forms else "text"),
+            f"exactly one of text, messages and token_ids is required; given: {given}",
+        )
+    return Prompt(
+        forms[0],
+        text=message.text,
+        messages=_read_messages(message.messages, path),
+        token_ids=tuple(message.token_ids.ids),
+        path=path,
+    )
+
+
+def _read_context(message: pb.GuidanceContext, number: int) -> ContextInput:
+    path = f"guidance[{number}]."
+    if not message.HasField("scale"):
+        raise InvalidRequestError(f"{path}scale", "is required")
+    return ContextInput(_read_prompt(message, path), message.scale)
+
+
+def _read_messages(messages: Sequence[pb.ChatMessage], path: str) -> tuple[ChatMessage, ...]:
     for number, message in enumerate(messages):
         if not 1 <= len(message.role) <= MAX_ROLE_CHARACTERS:
             raise InvalidRequestError(
-                f"messages[{number}].role", f"{len(message.role)} characters are outside 1..{MAX_ROLE_CHARACTERS}"
+                f"{path}messages[{number}].role", f"{len(message.role)} characters are outside 1..{MAX_ROLE_CHARACTERS}"
             )
     return tuple([ChatMessage(message.role, message.content) for message in messages])
 
 
 def _read_sampling(message: pb.SamplingParams) -> SamplingParams:
     # A field that is not given keeps the default of SamplingParams, whatever the proto's zero value is.
-    return SamplingParams(**{field.name: value for field, value in message.ListFields()})
+    values = {field.name: value for field, value in message.ListFields()}
+    return SamplingParams(**{**values, "logit_bias": tuple(sorted(message.logit_bias.items()))})
 
 
 def _read_stopping(message: pb.StoppingParams) -> StoppingParams:
@@ -176,7 +235,12 @@ def _read_stopping(message: pb.StoppingParams) -> StoppingParams:
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        min_tokens=message.min_tokens,
     )
+
+
+def _build_all_logprobs(tokens: Sequence[SampledToken]) -> list[pb.PositionLogprobs]:
+    return [_build_logprobs(token, token.logprob) for token in tokens if token.logprob is not None]
 
 
 def _build_logprobs(token: SampledToken, logprob: float) -> pb.PositionLogprobs:

@@ -10,6 +10,9 @@ from planner_service.server import run
 
 def main() -> int:
     """Returns the process's exit code."""
+    if len(sys.argv) > 1:
+        sys.stderr.write("error: settings come from the environment; `ringplan planner` takes flags\n")
+        return 2
     try:
         settings = PlannerSettings()
     except ValidationError as error:

@@ -39,6 +39,7 @@ from planner_service.errors import (
     UnknownStreamError,
 )
 from planner_service.messages import CacheMode, PlanSource
+from planner_service.unix_socket import build_target, find_fault
 from ringplan.planner.v1 import planner_pb2_grpc
 
 __all__ = [
@@ -94,17 +95,20 @@ class PlannerClient:
         connect_timeout_seconds: how long to wait for the planner to answer, here and for a session to be opened.
 
     Raises:
-        PlannerUnavailableError: no planner answered in time.
+        PlannerUnavailableError: no planner answered in time, or no socket's path can be so long.
         ValueError: the target is not a unix socket.
     """
 
     def __init__(self, target: str, *, connect_timeout_seconds: float = 10.0) -> None:
         self.target = parse_target(target)
+        fault = find_fault(self.target)
+        if fault is not None:
+            raise PlannerUnavailableError(self.target, fault)
         self._timeout_seconds = connect_timeout_seconds
         self._lock = threading.Lock()
         self._is_closed = False
         self._sessions: weakref.WeakSet[PlannerSession] = weakref.WeakSet()
-        self._channel = grpc.insecure_channel(self.target, options=_CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(build_target(self.target), options=_CHANNEL_OPTIONS)
         self._stub = planner_pb2_grpc.PlannerServiceStub(self._channel)
         try:
             grpc.channel_ready_future(self._channel).result(timeout=connect_timeout_seconds)
@@ -186,7 +190,7 @@ class PlannerClient:
 
 
 def parse_target(target: str) -> str:
-    """Returns the address of a unix socket in the form gRPC takes.
+    """Returns the address of a unix socket in one form: "unix:" and an absolute path.
 
     Args:
         target: `unix:/path`, `unix:///path`, or a path.

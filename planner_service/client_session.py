@@ -1,20 +1,15 @@
 """A session as its engine sees it: steps go out without waiting, and finished plans come in."""
 
 import queue
-from collections.abc import Hashable, Iterable, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Self
 
 from planner_service.client_errors import PlannerUnavailableError, SessionLostError
 from planner_service.client_inbox import PlanInbox
-from planner_service.client_layout import (
-    CombinedLabel,
-    ForkRequest,
-    Layout,
-    Segment,
-    build_layout,
-    pack_int32,
-)
+from planner_service.client_layout import CombinedLabel, ForkRequest, Layout, Segment, build_layout
 from planner_service.client_numbers import StreamNumbers
+from planner_service.client_pending import PendingRequest
 from planner_service.client_plan import Plan
 from planner_service.client_stream import PlanStream, StartCall
 from planner_service.client_wire import read_cache_mode
@@ -37,6 +32,7 @@ class PlannerSession:
         open_request: the session's first request.
         target: the planner's address, for messages.
         open_timeout_seconds: how long the planner may take to open the session.
+        clock: seconds, never falling.
 
     Attributes:
         name: what the planner calls the session.
@@ -49,14 +45,19 @@ class PlannerSession:
     """
 
     def __init__(
-        self, start_call: StartCall, open_request: planner_pb2.PlanRequest, *, target: str, open_timeout_seconds: float
+        self,
+        start_call: StartCall,
+        open_request: planner_pb2.PlanRequest,
+        *,
+        target: str,
+        open_timeout_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         max_streams = open_request.open.max_streams
         self._numbers = StreamNumbers(max_streams)
         self._inbox = PlanInbox(max_streams)
         self._opened: queue.SimpleQueue[tuple[planner_pb2.SessionOpened, CacheMode] | None] = queue.SimpleQueue()
-        self._pending = planner_pb2.PlanRequest()
-        self._has_pending = False
+        self._pending = PendingRequest(clock)
         self._next_step_id = 1
         self._last_taken = 0  # the last step that next_plan answered
         self._last_plan = 0  # the last step that the engine got a plan of
@@ -120,7 +121,7 @@ class PlannerSession:
         self._next_step_id = steps.stop
         layout.message.step_id = steps.start
         layout.message.repeat = repeat
-        self._pending.layouts.append(layout.message)
+        self._pending.add_layout(layout)
         self._inbox.expect(steps, layout.labels)
         self._send_pending()
         return steps
@@ -142,7 +143,7 @@ class PlannerSession:
         self._stream.check_alive()
         if not self._inbox.has_outstanding():
             raise ValueError("no submitted step is left to wait for")
-        if self._has_pending and not self._inbox.num_ready():
+        if not self._pending.is_empty and not self._inbox.num_ready():
             # The planner may be waiting for what is buffered here, a release above all.
             self._send_pending()
         result = self._inbox.take(timeout_seconds)
@@ -171,7 +172,7 @@ class PlannerSession:
         """
         self._check_was_taken(step_id)
         # A step without a plan has no lease: the last plan before it is meant.
-        self._buffer_max("released_through", min(step_id, self._last_plan))
+        self._pending.release(min(step_id, self._last_plan))
 
     def commit(self, step_id: int) -> None:
         """Says that a step and all before it have run. Buffered.
@@ -182,8 +183,10 @@ class PlannerSession:
         self._check_was_taken(step_id)
         if self._last_runnable < step_id <= self._last_plan:
             raise ValueError(f"step {step_id} cannot be committed: it has been discarded")
-        self._last_committed = max(self._last_committed, min(step_id, self._last_runnable))
-        self._buffer_max("committed_through", self._last_committed)
+        step_id = min(step_id, self._last_runnable)
+        if step_id > self._last_committed:
+            self._last_committed = step_id
+            self._pending.commit(step_id)
 
     def discard_from(self, step_id: int) -> None:
         """Gives up a step and all submitted after it; `next_plan` never returns them. Buffered.
@@ -199,9 +202,7 @@ class PlannerSession:
             return
         self._inbox.discard_from(step_id, self._next_step_id)
         self._last_runnable = min(self._last_runnable, step_id - 1)
-        pending = self._pending
-        pending.discard_from = min(pending.discard_from or step_id, step_id)
-        self._has_pending = True
+        self._pending.discard_from(step_id)
 
     def truncate(self, request: Hashable, label: str, length: int) -> None:
         """Cuts a stream back to its first `length` tokens, at most its committed length. Buffered.
@@ -213,7 +214,7 @@ class PlannerSession:
         if length < 0 or (length and number is None):
             raise ValueError(f"request {request!r}, label {label!r} cannot be cut to {length} tokens")
         if number is not None:
-            self._add_operation(truncate=planner_pb2.TruncateStream(stream=number, length=length))
+            self._pending.truncate(number, length)
 
     def drop(self, request: Hashable) -> None:
         """Ends every stream of a request; their numbers may be used again at once. Buffered.
@@ -222,7 +223,7 @@ class PlannerSession:
         """
         numbers = self._numbers.drop(request)
         if numbers:
-            self._add_operation(drop=planner_pb2.DropStreams(streams=pack_int32(numbers)))
+            self._pending.drop(numbers)
 
     def flush(self) -> None:
         """Sends what is buffered.
@@ -232,7 +233,22 @@ class PlannerSession:
             ProtocolError: the session has ended because a message broke the protocol.
         """
         self._stream.check_alive()
-        if self._has_pending:
+        if not self._pending.is_empty:
+            self._send_pending()
+
+    def flush_if_due(self) -> None:
+        """Sends what is buffered if the planner may soon lack buffer sets for submitted steps; to be called a step.
+
+        Half of the ring's sets are given back in one message, and the planner answers with as many plans, which costs
+        both sides less than a message a step. With 2 or 3 sets, or steps of 0.1 s and more, each step is a message.
+
+        Raises:
+            SessionLostError: the session has ended.
+            ProtocolError: the session has ended because a message broke the protocol.
+        """
+        self._stream.check_alive()
+        inbox = self._inbox
+        if self._pending.is_due(self.ring_depth) and inbox.num_outstanding() > inbox.num_ready():
             self._send_pending()
 
     def close(self) -> None:
@@ -252,21 +268,8 @@ class PlannerSession:
         if not 0 < step_id <= self._last_taken:
             raise ValueError(f"step {step_id} has not come from next_plan: the last that has is {self._last_taken}")
 
-    def _buffer_max(self, field: str, step_id: int) -> None:
-        if step_id > getattr(self._pending, field):
-            setattr(self._pending, field, step_id)
-            self._has_pending = True
-
-    def _add_operation(
-        self, *, truncate: planner_pb2.TruncateStream | None = None, drop: planner_pb2.DropStreams | None = None
-    ) -> None:
-        self._pending.operations.add(truncate=truncate, drop=drop)
-        self._has_pending = True
-
     def _send_pending(self) -> None:
-        request, self._pending = self._pending, planner_pb2.PlanRequest()
-        self._has_pending = False
-        self._stream.send(request)
+        self._stream.send(self._pending.take())
 
     def _wait_until_open(self, target: str, timeout_seconds: float) -> tuple[planner_pb2.SessionOpened, CacheMode]:
         try:

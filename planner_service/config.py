@@ -47,6 +47,13 @@ def _parse_socket(value: Any) -> Any:
     return value
 
 
+def _require_path(value: Any) -> Any:
+    """Refuses an empty path, which would mean the folder that the planner happens to be started in."""
+    if value == "":
+        raise ValueError("a path is required")
+    return value
+
+
 class PlannerSettings(BaseSettings):
     """What a planner process is to be.
 
@@ -62,7 +69,7 @@ class PlannerSettings(BaseSettings):
     socket: Annotated[Path, BeforeValidator(_parse_socket)] = Field(
         default_factory=build_default_socket, description="The unix socket to serve, a path of at most 107 bytes."
     )
-    ring_dir: Path = Field(
+    ring_dir: Annotated[Path, BeforeValidator(_require_path)] = Field(
         default_factory=build_default_ring_dir,
         description="Folder for the regions of shared memory, on a tmpfs and private to this user.",
     )
@@ -75,13 +82,13 @@ class PlannerSettings(BaseSettings):
     cache_entries: int = Field(
         DEFAULT_NUM_ENTRIES, ge=1, le=1_024, description="Decode layouts that the plan cache of a session keeps."
     )
-    capture_dir: Path = Field(
+    capture_dir: Annotated[Path, BeforeValidator(_require_path)] = Field(
         default_factory=build_default_capture_dir,
         description="Folder for captures: what replays a mismatch that the verify mode found.",
     )
     max_captures: int = Field(32, ge=0, le=10_000, description="Captures to write; later mismatches are only counted.")
     ring_timeout_seconds: float = Field(
-        30.0, gt=0, le=86_400, description="How long a step waits for a buffer set before it fails."
+        30.0, ge=0.01, le=86_400, description="How long a step waits for a buffer set before it fails."
     )
     metrics_host: str = Field("127.0.0.1", min_length=1, description="Where to serve metrics over HTTP.")
     metrics_port: int = Field(9464, ge=0, le=65_535, description="Port of the metrics; 0 takes a free one.")

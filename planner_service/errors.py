@@ -1,5 +1,7 @@
 """Every error the planner raises. None of them knows gRPC; `rpc.py` maps classes to status codes."""
 
+_MAX_SHOWN_CHARACTERS = 64
+
 
 class PlannerError(Exception):
     """Base of every error the planner raises."""
@@ -147,7 +149,9 @@ class UnknownSessionError(PlannerError):
     """
 
     def __init__(self, session: str) -> None:
-        super().__init__(f"no session named {session!r} is open")
+        # gRPC carries this text as a header, and refuses long ones.
+        shown = session if len(session) <= _MAX_SHOWN_CHARACTERS else session[:_MAX_SHOWN_CHARACTERS] + "..."
+        super().__init__(f"no session named {shown!r} is open")
         self.session = session
 
 

@@ -4,7 +4,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from planner_service.client_errors import ClientError
-from planner_service.unix_socket import build_target
+from planner_service.unix_socket import build_target, find_fault
 
 
 class HealthCheckError(ClientError):
@@ -12,12 +12,14 @@ class HealthCheckError(ClientError):
 
     Attributes:
         target: the server's address.
+        reason: why, in words.
         status: the gRPC status code's name.
     """
 
     def __init__(self, target: str, reason: str, status: str) -> None:
         super().__init__(f"{target}: {reason} ({status})")
         self.target = target
+        self.reason = reason
         self.status = status
 
 
@@ -33,8 +35,11 @@ def check(target: str, timeout_seconds: float, service: str = "") -> bool:
         Whether it serves; False also for one that is about to end.
 
     Raises:
-        HealthCheckError: there is no answer, or the server has no such service.
+        HealthCheckError: the address is none, there is no answer, or the server has no such service.
     """
+    fault = find_fault(target)
+    if fault is not None:
+        raise HealthCheckError(target, fault, grpc.StatusCode.INVALID_ARGUMENT.name)
     address = build_target(target)
     # A probe asks one question: it needs no proxy, and must not share a connection that somebody else broke.
     options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]

@@ -166,6 +166,8 @@ class RegionFolder:
         if status.st_mode & 0o077:
             mode = stat.S_IMODE(status.st_mode)
             raise RegionFolderError(str(self.path), f"mode {mode:04o} lets other users in; it must be 0700")
+        if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+            raise RegionFolderError(str(self.path), "this user cannot make files there; its mode must be 0700")
 
     def _create_file(self) -> tuple[Path, int]:
         """Makes an empty file with a new name and locks it."""

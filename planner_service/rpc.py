@@ -194,7 +194,9 @@ class PlannerServicer:
     ) -> None:
         """Handles one message after the other until the engine sends no more."""
         while True:
-            await writer.write(session.handle(read_message(request)))
+            await writer.write(session.handle(read_message(request), in_parts=True))
+            while session.has_more:
+                await writer.write(session.go_on())
             data = await context.read()
             if data is EOF:
                 return

@@ -142,6 +142,8 @@ async def _serve_metrics(settings: PlannerSettings, registry: CollectorRegistry)
         httpd, thread = start_http_server(settings.metrics_port, host, registry)
     except OSError as error:
         raise MetricsAddressError(f"{host}:{settings.metrics_port}", error.strerror or str(error)) from error
+    except UnicodeError as error:
+        raise MetricsAddressError(f"{host}:{settings.metrics_port}", "not the name of a host") from error
     try:
         yield f"http://{f'[{host}]' if ':' in host else host}:{httpd.server_port}/metrics"
     finally:

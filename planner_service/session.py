@@ -25,6 +25,7 @@ from planner_service.observer import SessionObserver
 from planner_service.ring_wait import RingWait
 from planner_service.session_report import build_dump, build_summary, describe_plan
 
+PLANS_A_PART = 16
 _MAX_STEP_ID = (1 << 63) - 1
 
 
@@ -113,8 +114,17 @@ class Session:
         """Returns the first region."""
         return SessionReply(regions=self._announce_regions())
 
-    def handle(self, message: SessionMessage) -> SessionReply:
+    @property
+    def has_more(self) -> bool:
+        """Whether `go_on` has something to do."""
+        return bool(self._queue) and not self._wait.is_on
+
+    def handle(self, message: SessionMessage, *, in_parts: bool = False) -> SessionReply:
         """Applies one message.
+
+        Args:
+            message: what the engine says.
+            in_parts: leave plans to `go_on`: all but one if the engine has none left to run, and so waits for that one.
 
         Returns:
             What it brought; steps that still wait are answered by a later `handle` or `expire`.
@@ -136,7 +146,13 @@ class Session:
         for layout in message.layouts:
             self._queue.append(_Run(layout, layout.step_id, layout.step_id + layout.repeat))
             self._last_requested = layout.step_id + layout.repeat - 1
-        return self._advance()
+        last_to_run = min(self._last_published, (message.discard_from or _MAX_STEP_ID) - 1)
+        is_idle = self._committed_through >= last_to_run
+        return self._advance((1 if is_idle else PLANS_A_PART) if in_parts else None)
+
+    def go_on(self) -> SessionReply:
+        """Returns more of what a message handled in parts brought."""
+        return self._advance(PLANS_A_PART)
 
     def expire(self) -> SessionReply:
         """Gives up the waiting step if its deadline has passed; later ones go on."""
@@ -147,7 +163,7 @@ class Session:
         oldest = self._ring.leases[0]
         self._wait.end()
         failed = self._fail(run, RingTimeoutError(oldest.step_id, self._clock() - oldest.since_seconds))
-        reply = self._advance()
+        reply = self._advance(None)
         return SessionReply(reply.regions, (failed, *reply.results))
 
     def summarize(self) -> SessionSummary:
@@ -183,9 +199,11 @@ class Session:
             raise ProtocolError(f"region_mapped is {message.region_mapped}, and there is no such region")
         last = self._last_requested
         for layout in message.layouts:
-            if not last < layout.step_id <= _MAX_STEP_ID:
+            if layout.step_id <= last:
                 raise ProtocolError(f"step id {layout.step_id} does not rise: the last one was {last}")
             last = layout.step_id + max(layout.repeat, 1) - 1
+            if last > _MAX_STEP_ID:
+                raise ProtocolError(f"step id {last} is above {_MAX_STEP_ID}")
 
     def _cut_waiting(self, step_id: int) -> None:
         """Takes steps from `step_id` on out of the queue."""
@@ -200,10 +218,10 @@ class Session:
             self._wait.end()
         self._queue = kept
 
-    def _advance(self) -> SessionReply:
-        """Works the queue off, as far as free sets allow."""
+    def _advance(self, max_results: int | None) -> SessionReply:
+        """Works the queue off, as far as free sets allow, or until there are so many results."""
         results: list[PlanReady | PlanFailed] = []
-        while self._queue:
+        while self._queue and len(results) != max_results:
             item = self._queue[0]
             if isinstance(item, _Run):
                 result = self._try_step(item)

@@ -29,6 +29,23 @@ def build_target(address: str | Path) -> str:
     return f"unix:{quote(text.removeprefix('unix:'))}"
 
 
+def find_fault(address: str | Path) -> str | None:
+    """Returns what keeps an address from being one that `build_target` takes, or None.
+
+    gRPC says so too, but with lines of its own on standard error.
+
+    Args:
+        address: as given to `build_target`.
+    """
+    path = str(address).removeprefix("unix:")
+    if not path:
+        return "no address is given"
+    num_bytes = len(os.fsencode(path))
+    if build_target(address).startswith("unix:") and num_bytes > MAX_PATH_BYTES:
+        return f"{num_bytes} bytes; a unix socket's path has at most {MAX_PATH_BYTES}"
+    return None
+
+
 class SocketClaim:
     """A socket path that this process alone may serve, until it releases it.
 
@@ -124,9 +141,9 @@ class SocketClaim:
 
 
 def _require_short(path: Path) -> None:
-    num_bytes = len(os.fsencode(path))
-    if num_bytes > MAX_PATH_BYTES:
-        raise SocketPathError(str(path), f"{num_bytes} bytes; a unix socket's path has at most {MAX_PATH_BYTES}")
+    fault = find_fault(path)
+    if fault is not None:
+        raise SocketPathError(str(path), fault)
 
 
 def _prepare_folder(path: Path) -> None:

@@ -23,7 +23,7 @@ def run_engine(settings: EngineSettings, on_progress: Callable[[str, float], Non
         CommandError: the engine cannot start, perhaps because the packages of the extra `engine` are not installed.
     """
     try:
-        # These are missed here, or when the engine loads its model.
+        # Packages are missed here, or when the engine loads its model.
         from engine_service.server import run
 
         return run(settings, on_progress=on_progress)

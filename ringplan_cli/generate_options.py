@@ -5,7 +5,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from ringplan.inference.v1 import inference_pb2
 from ringplan_cli.errors import BadSettingsError
 
-SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
 class GenerateOptions(BaseModel):
@@ -22,6 +31,9 @@ class GenerateOptions(BaseModel):
     min_p: float | None = Field(None, description="Choose among tokens this fraction as likely as the likeliest.")
     seed: int | None = Field(None, description="Makes sampling repeatable.")
     repetition_penalty: float | None = Field(None, description="Above 1: makes tokens seen before less likely.")
+    presence_penalty: float | None = Field(None, description="Above 0: makes tokens of the answer less likely.")
+    frequency_penalty: float | None = Field(None, description="The same, the more often the answer has them.")
+    min_tokens: int | None = Field(None, description="Tokens to generate before the answer may end.")
     stop: list[str] = Field([], description="End before this text; may be given several times.")
     ignore_eos: bool = Field(False, description="Go on after the model's end-of-sequence token.")
 
@@ -56,6 +68,8 @@ def build_request(prompt: str, options: GenerateOptions, *, has_chat_template: b
                 setattr(request.sampling, name, value)
         if options.max_tokens is not None:
             request.stopping.max_tokens = options.max_tokens
+        if options.min_tokens is not None:
+            request.stopping.min_tokens = options.min_tokens
         request.stopping.stop.extend(options.stop)
         request.stopping.ignore_eos = options.ignore_eos
     except ValueError as error:

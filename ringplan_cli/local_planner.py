@@ -1,5 +1,6 @@
 """A planner for one command: started in a temporary folder and stopped with it."""
 
+import re
 import signal
 import sys
 import tempfile
@@ -47,6 +48,13 @@ class LocalPlanner:
     def pid(self) -> int:
         """Its process id."""
         return self._supervisor.pid_of("planner")
+
+    @property
+    def metrics_url(self) -> str:
+        """Where it serves its metrics, from its log."""
+        found = re.search(r"metrics at (\S+)", self._log.read_text(errors="replace"))
+        assert found is not None, "a planner that serves has said where its metrics are"
+        return found[1]
 
     def check_running(self) -> None:
         """Makes sure that it runs.

@@ -4,7 +4,7 @@ from types import TracebackType
 
 import grpc
 
-from planner_service.unix_socket import build_target
+from planner_service.unix_socket import build_target, find_fault
 from ringplan.planner.v1 import planner_pb2, planner_pb2_grpc
 from ringplan_cli.errors import CommandError
 
@@ -20,13 +20,19 @@ class PlannerInspector:
 
     Args:
         socket: the planner's unix socket: "unix:/path" or a path.
+
+    Raises:
+        CommandError: no socket can be there.
     """
 
     def __init__(self, socket: str) -> None:
-        self._target = build_target(socket if socket.startswith("unix:") else f"unix:{socket}")
+        self._target = socket if socket.startswith("unix:") else f"unix:{socket}"
+        fault = find_fault(self._target)
+        if fault is not None:
+            raise CommandError(f"{self._target}: {fault}")
         # A dump of many streams with long contexts is larger than gRPC's own limit.
         options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
-        self._channel = grpc.insecure_channel(self._target, options=options)
+        self._channel = grpc.insecure_channel(build_target(self._target), options=options)
         self._service = planner_pb2_grpc.PlannerServiceStub(self._channel)
 
     def __enter__(self) -> "PlannerInspector":

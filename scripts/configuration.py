@@ -43,7 +43,7 @@ def build_table(title: str, settings_class: type[BaseSettings]) -> str:
     for name, field in settings_class.model_fields.items():
         default = write_value(field.get_default(call_default_factory=True, validated_data={}))
         # What depends on the user who runs this must not depend on who made the page.
-        default = default.replace(f"-{os.geteuid()}", "-UID")
+        default = default.replace(f"-{os.geteuid()}", "-UID").replace(str(Path.home()), "~")
         values = name_type(field.annotation).replace("|", ", ")
         cells = [
             f"`--{name.replace('_', '-')}`",
@@ -59,6 +59,7 @@ def build_table(title: str, settings_class: type[BaseSettings]) -> str:
 def build_page() -> str:
     """Returns the whole page."""
     os.environ.pop("XDG_RUNTIME_DIR", None)
+    os.environ.pop("XDG_CACHE_HOME", None)
     planner = build_table("Planner", PlannerSettings)
     return INTRODUCTION + planner + build_table("Engine", EngineSettings)
 

@@ -20,7 +20,10 @@ class PagePool:
         self.num_pages = num_pages
         self.num_free = num_pages - 1
         self.has_ever_shared = False
-        self._queue: Int32Array = np.arange(1, num_pages, dtype=np.int32)  # a ring buffer
+        # A ring buffer. Pages that nobody has had yet are written into it when they are first taken: a pool of 2^31
+        # pages would otherwise take seconds to make, and 8 GB.
+        self._queue: Int32Array = np.empty(num_pages - 1, dtype=np.int32)
+        self._num_written = 0
         self._head = 0
         self._num_holders: Int32Array = np.zeros(num_pages, dtype=np.int32)
 
@@ -45,6 +48,8 @@ class PagePool:
             raise OutOfPagesError(num_pages - self.num_free, self.num_free)
         end = self._head + num_pages
         capacity = len(self._queue)
+        if end > self._num_written:
+            self._write_queue(min(end, capacity))
         if end <= capacity:
             pages = self._queue[self._head : end].copy()
         else:
@@ -89,12 +94,18 @@ class PagePool:
         """Returns for each page whether more than one page table holds it, bool [len(pages)]."""
         return self._num_holders[pages] > 1
 
+    def _write_queue(self, end: int) -> None:
+        """Writes the pages that nobody has had yet into the queue, up to this place."""
+        self._queue[self._num_written : end] = np.arange(self._num_written + 1, end + 1, dtype=np.int32)
+        self._num_written = max(end, self._num_written)
+
     def check_integrity(self, num_holders: Int32Array) -> None:
         """Asserts that free and held pages add up.
 
         Args:
             num_holders: what the holders themselves count, int32 [num_pages].
         """
+        self._write_queue(len(self._queue))
         order = (self._head + np.arange(self.num_free)) % len(self._queue)
         free = self._queue[order]
         assert len(np.unique(free)) == self.num_free, "a page is free twice"

@@ -1,6 +1,7 @@
 """The ring of buffer sets: which set holds which plan, and until when."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -144,7 +145,7 @@ class Ring:
         """
         assert self.has_free_set()
         if num_bytes > self.newest_region.description.set_bytes:
-            self._add_region(max(_align(num_bytes), min(2 * self.newest_region.description.set_bytes, MAX_SET_BYTES)))
+            self._grow(_align(num_bytes))
         return self._free[0]
 
     def lease(self, buffer_set: BufferSet, step_id: int, now_seconds: float) -> None:
@@ -197,6 +198,14 @@ class Ring:
             elif not self._num_leased[lease.region_id]:
                 self._close_region(lease.region_id)
         return len(step_ids)
+
+    def _grow(self, set_bytes: int) -> None:
+        """Makes a region of larger sets: twice as large if there is memory for that, else as large as they must be."""
+        doubled = min(2 * self.newest_region.description.set_bytes, MAX_SET_BYTES)
+        if set_bytes < doubled:
+            with suppress(RegionUnavailableError):
+                return self._add_region(doubled)
+        return self._add_region(set_bytes)
 
     def _add_region(self, set_bytes: int) -> None:
         if set_bytes > MAX_SET_BYTES:

@@ -1,5 +1,6 @@
 """A step layout as arrays, checked against every rule that does not depend on the session's state."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -100,9 +101,14 @@ def _check_shape(layout: StepLayout) -> None:
     names = [label.name for label in layout.plan_labels]
     for name in names:
         if not 1 <= len(name) <= MAX_LABEL_CHARACTERS:
-            raise InvalidLayoutError(f"plan label {name!r} has {len(name)} characters, not 1 to {MAX_LABEL_CHARACTERS}")
+            # An engine may have sent megabytes: enough of them to recognize the name goes back.
+            shown = name[:MAX_LABEL_CHARACTERS]
+            raise InvalidLayoutError(
+                f"plan label {shown!r} has {len(name)} characters, not 1 to {MAX_LABEL_CHARACTERS}"
+            )
     if len(set(names)) != len(names):
-        raise InvalidLayoutError(f"plan labels {names} are not all different")
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise InvalidLayoutError(f"the plan labels are not all different: {twice!r} stands there more than once")
     if not 1 <= layout.repeat <= MAX_REPEAT:
         raise InvalidLayoutError(f"repeat {layout.repeat} is outside 1..{MAX_REPEAT}")
     if layout.repeat > 1 and (not layout.commit or layout.forks_before or layout.forks_after):

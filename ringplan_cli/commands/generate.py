@@ -1,12 +1,11 @@
 """`ringplan generate`: one answer, streamed to the terminal."""
 
-import signal
 import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,8 +16,8 @@ from ringplan.inference.v1 import inference_pb2
 from ringplan_cli.errors import BadSettingsError, CommandError
 from ringplan_cli.generate_options import GenerateOptions, build_request
 from ringplan_cli.inference_client import InferenceClient
+from ringplan_cli.local_run import run_local_stack
 from ringplan_cli.local_stack import LocalStack
-from ringplan_cli.progress import show_steps
 from ringplan_cli.run_report import AnswerTimes, Metrics, build_rows, fetch_metrics, print_report
 from ringplan_cli.settings_flags import build_flags, build_settings, read_given, with_parameters
 from ringplan_cli.word_wrap import WordWrapper
@@ -27,7 +26,17 @@ app = typer.Typer(add_completion=False)
 
 DEFAULT_TARGET = str(EngineSettings.model_fields["listen"].default)
 MAX_PROMPT_CHARACTERS = 1_000
-ENGINE_FLAGS = ("model", "dtype", "num_threads", "page_size", "num_pages", "ring_depth", "cache_mode")
+ENGINE_FLAGS = (
+    "model",
+    "dtype",
+    "num_threads",
+    "model_cache",
+    "model_cache_dir",
+    "page_size",
+    "num_pages",
+    "ring_depth",
+    "cache_mode",
+)
 
 
 @app.command()
@@ -60,9 +69,7 @@ def generate(
     with ExitStack() as resources:
         stack = None
         if local:
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, _end)
-            stack = _start_stack(notes, engine_given, resources)
+            stack = resources.enter_context(run_local_stack(notes, engine_given))
             target = stack.target
         client = resources.enter_context(InferenceClient(target))
         try:
@@ -72,22 +79,6 @@ def generate(
             if stack is not None:
                 stack.check_running()
             raise
-
-
-def _end(number: int, _frame: object) -> NoReturn:
-    """Ends the command as its signal would, but in order: what was started is stopped first."""
-    sys.exit(128 + number)
-
-
-def _start_stack(notes: Console, engine_given: dict[str, Any], resources: ExitStack) -> LocalStack:
-    """Starts both processes and shows how far they are."""
-    started = time.monotonic()
-    stack = resources.enter_context(LocalStack(engine_given))
-    for name in ("planner", "engine"):
-        with show_steps(notes, name) as show:
-            stack.wait_until_ready(name, show)
-        notes.print(f"[dim]{name}: ready after {time.monotonic() - started:.1f} s[/]")
-    return stack
 
 
 def _answer(

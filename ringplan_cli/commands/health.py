@@ -30,7 +30,8 @@ def health(
     try:
         is_serving = check(target, timeout_seconds, service)
     except HealthCheckError as error:
-        raise CommandError(f"{target}: {REASONS.get(error.status, error)}") from error
+        reason = REASONS.get(error.status, error.reason)
+        raise CommandError(f"{target}: {reason}" if target else reason) from error
     if not is_serving:
         raise CommandError(f"{target}: not serving")
     typer.echo("serving")

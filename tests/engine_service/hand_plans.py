@@ -1,6 +1,6 @@
 """Plans for the model side of the engine, made by the naive planner of the tests: no process and no shared memory."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -14,21 +14,26 @@ PAD = PADDING
 Rows = Sequence[tuple[int, int]]
 
 
-def build_plan_arrays(name: str, arrays: Arrays) -> PlanArrays:
-    """Turns lists into the read-only int32 arrays that an engine sees."""
+# The (request, label) of each row of a plan label; None is a padding row.
+RowKeys = Sequence[tuple[Hashable, str] | None]
+
+
+def build_plan_arrays(name: str, arrays: Arrays, rows: RowKeys | None = None) -> PlanArrays:
+    """Turns lists into the read-only int32 arrays that an engine sees; without `rows` no row has a name."""
     columns = {}
     for key, values in arrays.items():
         columns[key] = np.array(values, dtype=np.int32)
         columns[key].flags.writeable = False
     num_rows, num_tokens = len(arrays["kv_lens"]), len(arrays["slot_mapping"])
     extent = ArraysExtent(name, num_rows, num_tokens, len(arrays["paged_kv_indices"]), (0,) * 7)
-    return PlanArrays(name=name, rows=(None,) * num_rows, extent=extent, **columns)
+    return PlanArrays(name=name, rows=(None,) * num_rows if rows is None else tuple(rows), extent=extent, **columns)
 
 
 def build_plan(
     labels: dict[str, Arrays],
     *,
     step_id: int = 1,
+    rows: Mapping[str, RowKeys] | None = None,
     page_copies_before: Sequence[tuple[int, int]] = (),
     page_copies_after: Sequence[tuple[int, int]] = (),
 ) -> Plan:
@@ -36,7 +41,7 @@ def build_plan(
     return Plan(
         step_id=step_id,
         source=PlanSource.FULL,
-        labels={name: build_plan_arrays(name, arrays) for name, arrays in labels.items()},
+        labels={name: build_plan_arrays(name, arrays, (rows or {}).get(name)) for name, arrays in labels.items()},
         page_copies_before=np.array(page_copies_before, dtype=np.int32).reshape(-1, 2),
         page_copies_after=np.array(page_copies_after, dtype=np.int32).reshape(-1, 2),
         region_id=1,

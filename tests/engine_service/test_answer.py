@@ -2,11 +2,18 @@
 
 from collections.abc import Sequence
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from engine_service.answer import AnswerBuilder
+from engine_service.detokenizer import IncrementalDetokenizer
 from engine_service.request import FinishReason, GenerationEnded, GenerationSpec, Request, StoppingParams
 from engine_service.sampling_params import SampledToken
+from engine_service.tokenizer import Tokenizer
+from tests.engine_service.tiny_models import VOCAB_SIZE, build_tokenizer
 
 EOS = 99
+TOKENIZER = Tokenizer(build_tokenizer(), vocab_size=VOCAB_SIZE)
 
 
 class LetterDetokenizer:
@@ -100,3 +107,61 @@ def test_aborted_answer_says_what_it_took() -> None:
     request.token_ids.append(0)
     builder.append(SampledToken(0))
     assert builder.abort() == GenerationEnded(FinishReason.ABORT, 2, 1)
+
+
+def test_stop_string_counts_only_after_min_tokens() -> None:
+    """A stop string that is complete before is text like any other; one that the next token completes ends it."""
+    text, ended = _answer([0, 1, 0, 1], StoppingParams(stop=("ab",), min_tokens=3))
+    assert text == "ab"
+    assert ended == GenerationEnded(FinishReason.STOP, 3, 4, matched_stop="ab")
+    text, ended = _answer([0, 0, 0, 0], StoppingParams(stop=("aa",), min_tokens=2))
+    assert (text, ended.num_completion_tokens) == ("a", 3)
+
+
+def test_stop_string_that_came_too_early_is_returned_at_the_end() -> None:
+    """Nothing that was held back for it is lost."""
+    text, ended = _answer([0, 1, 2], StoppingParams(stop=("bc",), min_tokens=3), max_tokens=3)
+    assert (text, ended.finish_reason) == ("abc?", FinishReason.LENGTH)
+
+
+def test_end_says_which_tokens_of_the_prompt_came_from_elsewhere() -> None:
+    """Usage has the cached tokens."""
+    request = Request(GenerationSpec("r", (1, 2, 3)), 1, 10)
+    request.num_cached_tokens = 2
+    assert AnswerBuilder(request, LetterDetokenizer(), []).abort().num_cached_tokens == 2
+
+
+def _cut_naively(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """Searches the whole text: the first stop string to be complete ends it, the longest of those."""
+    for end in range(1, len(text) + 1):
+        matches = [stop for stop in stops if text[:end].endswith(stop)]
+        if matches:
+            longest = max(matches, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+@given(
+    text=st.text(alphabet="ae\u00e9\u65e5\U0001f642\u200d ", min_size=1, max_size=12),
+    cut=st.tuples(st.integers(0, 11), st.integers(1, 5)),
+    others=st.lists(st.text(alphabet="ae\u00e9\u65e5\U0001f642", min_size=1, max_size=3), max_size=2),
+)
+def test_characters_and_stop_strings_across_tokens_come_out_as_in_the_whole_text(
+    text: str, cut: tuple[int, int], others: list[str]
+) -> None:
+    """Most characters here take several tokens; no delta holds half a one; a stop string is found wherever it is."""
+    token_ids = TOKENIZER.encode(text)
+    stops = [stop for stop in (text[cut[0] : sum(cut)], *others) if stop]
+    request = Request(GenerationSpec("r", (1,), stopping=StoppingParams(stop=tuple(stops))), 1, len(token_ids))
+    builder = AnswerBuilder(request, IncrementalDetokenizer(TOKENIZER), [])
+    deltas: list[str] = []
+    ended = None
+    for token_id in token_ids:
+        request.token_ids.append(token_id)
+        delta, ended = builder.append(SampledToken(token_id))
+        deltas.append(delta.text)
+        if ended is not None:
+            break
+    assert ended is not None
+    assert ("".join(deltas), ended.matched_stop) == _cut_naively(text, stops)
+    assert not any("\ufffd" in delta for delta in deltas)

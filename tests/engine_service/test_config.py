@@ -6,17 +6,26 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from engine_service.config import EngineSettings, PlanCacheMode, build_default_planner_socket
+from engine_service.config import (
+    EngineSettings,
+    GuidancePlan,
+    PlanCacheMode,
+    build_default_planner_socket,
+    set_thread_defaults,
+)
 from planner_service.config import PlannerSettings
 
 
 def test_the_defaults_are_what_the_documentation_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any setting: the packaged model, this machine only, the planner's ring and cache."""
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/home/someone/.cache")
     assert EngineSettings().model_dump() == {
         "model": "smollm2",
         "dtype": "auto",
         "num_threads": 0,
+        "model_cache": True,
+        "model_cache_dir": Path("/home/someone/.cache/ringplan/models"),
         "listen": "127.0.0.1:50051",
         "metrics_host": "127.0.0.1",
         "metrics_port": 9465,
@@ -25,6 +34,8 @@ def test_the_defaults_are_what_the_documentation_says(monkeypatch: pytest.Monkey
         "plan_timeout_seconds": 30.0,
         "ring_depth": 0,
         "cache_mode": PlanCacheMode.PLANNER_DEFAULT,
+        "plan_ahead": 8,
+        "guidance_plan": GuidancePlan.SEPARATE,
         "engine_name": "engine",
         "page_size": 16,
         "num_pages": 0,
@@ -32,6 +43,7 @@ def test_the_defaults_are_what_the_documentation_says(monkeypatch: pytest.Monkey
         "max_running_requests": 32,
         "max_queued_requests": 256,
         "max_step_tokens": 512,
+        "pad_decode_batches": True,
         "default_max_tokens": 256,
         "shutdown_grace_seconds": 30.0,
         "log_level": "info",
@@ -47,6 +59,28 @@ def test_engine_looks_where_a_default_planner_listens(monkeypatch: pytest.Monkey
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime_dir)
     assert build_default_planner_socket() == PlannerSettings().socket
     assert EngineSettings().planner == f"unix:{PlannerSettings().socket}"
+
+
+@pytest.mark.parametrize("cache_home", [None, "", "relative/path"])
+def test_converted_models_are_kept_in_the_users_cache_folder(
+    monkeypatch: pytest.MonkeyPatch, cache_home: str | None
+) -> None:
+    """`~/.cache` where nothing else is said, or what is said is no absolute path."""
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if cache_home is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", cache_home)
+    assert EngineSettings().model_cache_dir == Path("/home/someone/.cache/ringplan/models")
+
+
+def test_waiting_threads_do_not_spin_unless_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the user has set stays."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    set_thread_defaults()
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    set_thread_defaults()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 def test_variables_set_fields_and_arguments_win(monkeypatch: pytest.MonkeyPatch) -> None:

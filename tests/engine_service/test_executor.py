@@ -9,7 +9,7 @@ from engine_service.request import GenerationSpec, Request
 from engine_service.sampling_params import SamplingParams
 from engine_service.scheduler import ScheduledRow
 from planner_service.client import Plan
-from tests.engine_service.hand_plans import build_plan
+from tests.engine_service.hand_plans import build_plan, build_scattered_arrays
 
 VOCAB_SIZE = 11
 
@@ -35,9 +35,17 @@ def _make_row(arrival: int, tokens: tuple[int, ...], num_tokens: int, **given: o
     return ScheduledRow(Request(spec, arrival, 5), num_tokens)
 
 
-def _run(executor: ModelExecutor, runner: RecordingRunner, rows: list[ScheduledRow]) -> list[int | None]:
-    runner.num_rows = len(rows)
-    return [token and token.token_id for token in executor.run(rows, build_plan({}))]
+def _build_plan(rows: list[ScheduledRow], num_padding: int = 0) -> Plan:
+    arrays = build_scattered_arrays([*((0, row.num_tokens) for row in rows), *[None] * num_padding], page_size=4)
+    keys = [*((row.request.arrival, "main") for row in rows), *[None] * num_padding]
+    return build_plan({"main": arrays}, rows={"main": keys})
+
+
+def _run(
+    executor: ModelExecutor, runner: RecordingRunner, rows: list[ScheduledRow], num_padding: int = 0
+) -> list[int | None]:
+    runner.num_rows = len(rows) + num_padding
+    return [token and token.token_id for token in executor.run(rows, _build_plan(rows, num_padding))]
 
 
 def test_tokens_go_in_row_after_row() -> None:
@@ -52,6 +60,15 @@ def test_only_rows_that_are_complete_get_a_token() -> None:
     runner = RecordingRunner()
     rows = [_make_row(1, (1, 2, 3), 2), _make_row(2, (7,), 1), _make_row(3, (5, 5), 1), _make_row(4, (6,), 1)]
     assert _run(ModelExecutor(runner, VOCAB_SIZE), runner, rows) == [None, 5, None, 7]
+
+
+def test_padding_rows_get_a_token_in_and_none_out() -> None:
+    """The model sees as many tokens as the plan has; the padding rows' logits choose nothing."""
+    runner = RecordingRunner()
+    rows = [_make_row(arrival, (arrival,), 1) for arrival in (1, 2, 3)]
+    assert _run(ModelExecutor(runner, VOCAB_SIZE), runner, rows, num_padding=1) == [4, 5, 6]
+    assert len(runner.token_ids) == 4
+    assert runner.token_ids[:3] == [1, 2, 3]
 
 
 def test_step_without_a_complete_row_chooses_nothing() -> None:
@@ -83,7 +100,7 @@ def test_logprobs_come_where_they_are_asked_for() -> None:
     runner = RecordingRunner()
     runner.num_rows = 2
     rows = [_make_row(1, (1,), 1, num_logprobs=2), _make_row(2, (1,), 1)]
-    first, second = ModelExecutor(runner, VOCAB_SIZE).run(rows, build_plan({}))
+    first, second = ModelExecutor(runner, VOCAB_SIZE).run(rows, _build_plan(rows))
     assert first is not None
     assert second is not None
     assert first.logprob is not None

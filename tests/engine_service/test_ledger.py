@@ -9,7 +9,16 @@ from engine_service.answer import AnswerBuilder
 from engine_service.errors import StepFailedError
 from engine_service.ledger import RequestLedger
 from engine_service.metrics import EngineMetrics
-from engine_service.request import FinishReason, GenerationEvent, GenerationFailed, GenerationSpec, OnEvent, Request
+from engine_service.request import (
+    FinishReason,
+    GeneratedDelta,
+    GenerationEvent,
+    GenerationFailed,
+    GenerationSpec,
+    OnEvent,
+    PromptComputed,
+    Request,
+)
 from engine_service.sampling_params import SampledToken
 from tests.engine_service.toy_engine import Caller, ToyDetokenizer
 
@@ -96,3 +105,35 @@ def test_log_of_an_end_carries_the_requests_figures(ledger: RequestLedger, caplo
     members = vars(record)
     assert (members["request_id"], members["finish_reason"]) == ("order-66", "abort")
     assert (members["prompt_tokens"], members["completion_tokens"], members["duration_seconds"]) == (1, 1, 0.75)
+    assert members["cached_tokens"] == 0
+    assert "error" not in members
+
+
+def test_log_of_a_failure_says_what_failed(ledger: RequestLedger, caplog: pytest.LogCaptureFixture) -> None:
+    """With the id of the request; so does that of one that cannot be taken in."""
+    request = _make_request(1, "order-66")
+    ledger.open(request, Caller().events.append, 0.25)
+    with caplog.at_level("INFO", "engine_service.ledger"):
+        ledger.close(request, StepFailedError("the step failed: no memory"))
+        ledger.open(_make_request(2, "bad"), Caller().events.append, 0.25)
+    members = [vars(record) for record in caplog.records]
+    assert [one["request_id"] for one in members] == ["order-66", "bad"]
+    assert members[0]["error"] == "the step failed: no memory"
+
+
+def test_prompt_is_told_of_before_the_first_token_and_only_once(ledger: RequestLedger, delivery: Delivery) -> None:
+    """With what is known of its log-probabilities, and only to a caller who asked."""
+    spec = GenerationSpec("r", (1, 2), num_prompt_logprobs=0)
+    asked, other = Request(spec, 1, 5), _make_request(2, max_tokens=5)
+    asked.prompt_logprobs.append(SampledToken(2, -0.5))
+    callers = [Caller(), Caller()]
+    for request, caller in zip((asked, other), callers, strict=True):
+        ledger.open(request, caller.events.append, 0.0)
+        ledger.append(request, SampledToken(5))
+        ledger.append(request, SampledToken(6))
+    ledger.deliver()
+    for on_event, event in delivery.batches[0]:
+        on_event(event)
+    kinds = [[type(event) for event in caller.events] for caller in callers]
+    assert kinds == [[PromptComputed, GeneratedDelta, GeneratedDelta], [GeneratedDelta, GeneratedDelta]]
+    assert callers[0].events[0] == PromptComputed((SampledToken(2, -0.5),))

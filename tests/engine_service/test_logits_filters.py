@@ -9,7 +9,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from engine_service.logits_filters import apply_repetition_penalty, keep_min_p, keep_top_k, keep_top_p
+from engine_service.logits_filters import (
+    apply_count_penalties,
+    apply_repetition_penalty,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+)
 
 VOCAB_SIZE = 3000
 NO_TOKENS = torch.zeros((1, 0), dtype=torch.int64)
@@ -87,3 +93,20 @@ def test_filters_leave_what_they_are_given_alone() -> None:
     keep_min_p(scores, column)
     apply_repetition_penalty(scores, torch.ones_like(scores, dtype=torch.bool), column)
     assert torch.equal(scores, before)
+
+
+def test_count_penalties_follow_the_formula_of_the_openai_api() -> None:
+    """`mu[j] -= c[j] * frequency + float(c[j] > 0) * presence`, each row with its own figures."""
+    logits = build_scores(1.0, num_rows=3)
+    counts = torch.zeros_like(logits)
+    counts[0, 4], counts[1, 4], counts[1, 9], counts[2, 0] = 1, 3, 1, 2
+    presence, frequency = [0.5, -2.0, 0.0], [0.25, 2.0, -1.5]
+    found = apply_count_penalties(
+        logits, counts, torch.tensor(presence).unsqueeze(1), torch.tensor(frequency).unsqueeze(1)
+    )
+    expected = logits.tolist()
+    for row, values in enumerate(expected):
+        for token_id in range(VOCAB_SIZE):
+            count = int(counts[row, token_id])
+            values[token_id] -= count * frequency[row] + float(count > 0) * presence[row]
+    assert torch.allclose(found, torch.tensor(expected), atol=1e-6)

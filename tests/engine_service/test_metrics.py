@@ -78,3 +78,15 @@ def test_every_metric_has_help_and_the_prefix() -> None:
             name, _, text = line.removeprefix("# HELP ").partition(" ")
             assert name.startswith("ringplan_")
             assert text.endswith(".")
+
+
+def test_plans_are_counted_by_whether_they_were_ready() -> None:
+    """The share of ready ones says how well planning ahead works; both are there from the start."""
+    toy = ToyEngine()
+    assert toy.read_metric("ringplan_plans_taken_total", readiness="ready") == 0
+    toy.add([1], 5)
+    toy.tick()
+    toy.planner.was_plan_ready = True
+    toy.run_until_idle()
+    assert toy.read_metric("ringplan_plans_taken_total", readiness="waited") == 1
+    assert toy.read_metric("ringplan_plans_taken_total", readiness="ready") == 4

@@ -2,7 +2,7 @@
 
 import gguf
 import pytest
-import transformers.modeling_gguf_pytorch_utils
+import transformers.modeling_gguf_pytorch_utils as transformers_gguf
 from transformers.utils import logging as transformers_logging
 
 from engine_service.model_progress import gguf_parsed_once, reported_progress
@@ -13,7 +13,7 @@ def test_bars_of_transformers_report_instead_of_drawing(capfd: pytest.CaptureFix
     reports: list[tuple[str, float]] = []
     with reported_progress(lambda stage, share: reports.append((stage, share)), "loading"):
         assert list(transformers_logging.tqdm([1, 2], desc="x")) == [1, 2]
-        assert list(transformers.modeling_gguf_pytorch_utils.tqdm(iter("abcd"), desc="y")) == ["a", "b", "c", "d"]
+        assert list(transformers_gguf.tqdm(iter("abcd"), desc="y")) == ["a", "b", "c", "d"]
         with transformers_logging.tqdm(total=3) as bar:
             bar.update(1)
     assert reports == [("loading", share) for share in (0.0, 0.5, 0.0, 0.25, 0.5, 0.75)]
@@ -26,7 +26,7 @@ def test_transformers_and_gguf_are_left_as_they_were() -> None:
     def look() -> tuple[object, ...]:
         hook = transformers_logging.set_tqdm_hook(None)
         transformers_logging.set_tqdm_hook(hook)
-        return hook, transformers.modeling_gguf_pytorch_utils.tqdm, gguf.GGUFReader, gguf.get_tensor_name_map
+        return hook, transformers_gguf.tqdm, gguf.GGUFReader, gguf.get_tensor_name_map
 
     before = look()
 

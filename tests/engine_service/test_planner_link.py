@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine_service.planner_link import MAIN_LABEL, PlannerLink
-from engine_service.request import GenerationSpec, Request
-from engine_service.scheduler import ScheduledRow
-from planner_service.client import CacheMode, OutOfPagesError, PlannerUnavailableError, SessionLostError
+from engine_service.planner_link import PlannerLink
+from engine_service.step_layout import MAIN_LABEL, StepSpec
+from planner_service.client import CacheMode, OutOfPagesError, PlannerUnavailableError, Segment, SessionLostError
 from ringplan.planner.v1 import planner_pb2
 from tests.planner_process import PlannerProcess, run_planner
 
@@ -36,9 +35,9 @@ def link(planner: PlannerProcess) -> Iterator[PlannerLink]:
     link.close()
 
 
-def make_row(arrival: int, num_tokens: int) -> ScheduledRow:
-    """Returns a row of a request's first tokens."""
-    return ScheduledRow(Request(GenerationSpec("r", (1,) * num_tokens), arrival, 5), num_tokens)
+def make_step(*rows: tuple[int | None, int]) -> StepSpec:
+    """Returns a step of these rows: (request, span)."""
+    return StepSpec(tuple(Segment(request, MAIN_LABEL, span) for request, span in rows))
 
 
 def find_session(planner: PlannerProcess) -> planner_pb2.SessionSummary:
@@ -49,7 +48,7 @@ def find_session(planner: PlannerProcess) -> planner_pb2.SessionSummary:
 
 def test_rows_stand_in_their_order_under_one_plan_label(link: PlannerLink) -> None:
     """Two rows of 5 and 2 tokens: their lengths, and the slots of pages 1, 2 and 3."""
-    plan = link.plan_step([make_row(1, 5), make_row(2, 2)])
+    plan = link.plan_step(make_step((1, 5), (2, 2)))
     arrays = plan.labels[MAIN_LABEL]
     assert arrays.kv_lens.tolist() == [5, 2]
     assert arrays.slot_mapping.tolist() == [4, 5, 6, 7, 8, 12, 13]
@@ -57,27 +56,27 @@ def test_rows_stand_in_their_order_under_one_plan_label(link: PlannerLink) -> No
 
 def test_kept_step_moves_lengths_and_one_taken_back_does_not(link: PlannerLink) -> None:
     """A step that failed is planned again as if it had never been."""
-    link.end_step(link.plan_step([make_row(1, 5)]), is_kept=True)
-    link.end_step(link.plan_step([make_row(1, 2)]), is_kept=False)
-    assert link.plan_step([make_row(1, 1)]).labels[MAIN_LABEL].kv_lens.tolist() == [6]
+    link.end_step(link.plan_step(make_step((1, 5))), is_kept=True)
+    link.end_step(link.plan_step(make_step((1, 2))), is_kept=False)
+    assert link.plan_step(make_step((1, 1))).labels[MAIN_LABEL].kv_lens.tolist() == [6]
 
 
 def test_dropped_request_starts_over(link: PlannerLink, planner: PlannerProcess) -> None:
     """What a request held is free once that is flushed, and its name may be used again at once."""
-    link.end_step(link.plan_step([make_row(1, 9)]), is_kept=True)
+    link.end_step(link.plan_step(make_step((1, 9))), is_kept=True)
     link.drop(1)
     link.flush()
     while find_session(planner).num_free_pages != 10:
         pass
-    assert link.plan_step([make_row(1, 3)]).labels[MAIN_LABEL].kv_lens.tolist() == [3]
+    assert link.plan_step(make_step((1, 3))).labels[MAIN_LABEL].kv_lens.tolist() == [3]
 
 
 def test_out_of_pages_leaves_the_session_as_it_was(link: PlannerLink) -> None:
     """A step that does not fit is refused with the figures; a smaller one is planned."""
     with pytest.raises(OutOfPagesError) as caught:
-        link.plan_step([make_row(1, 41)])
+        link.plan_step(make_step((1, 41)))
     assert caught.value.num_short == 1
-    assert link.plan_step([make_row(1, 40)]).labels[MAIN_LABEL].kv_lens.tolist() == [40]
+    assert link.plan_step(make_step((1, 40))).labels[MAIN_LABEL].kv_lens.tolist() == [40]
 
 
 def test_options_reach_the_planner(planner: PlannerProcess) -> None:
@@ -99,14 +98,14 @@ def test_closed_link_has_no_session(link: PlannerLink) -> None:
     assert not link.is_connected
     link.drop(1)
     with pytest.raises(SessionLostError):
-        link.plan_step([make_row(1, 1)])
+        link.plan_step(make_step((1, 1)))
 
 
 def test_connecting_again_starts_from_nothing(link: PlannerLink) -> None:
     """A new session knows nothing of the last one's requests."""
-    link.end_step(link.plan_step([make_row(1, 5)]), is_kept=True)
+    link.end_step(link.plan_step(make_step((1, 5))), is_kept=True)
     link.connect(10)
-    assert link.plan_step([make_row(1, 1)]).labels[MAIN_LABEL].kv_lens.tolist() == [1]
+    assert link.plan_step(make_step((1, 1))).labels[MAIN_LABEL].kv_lens.tolist() == [1]
 
 
 def test_missing_planner_is_told_in_time(tmp_path: Path) -> None:
@@ -124,7 +123,7 @@ def test_planner_that_does_not_answer_counts_as_lost(planner: PlannerProcess) ->
     planner.pause()
     try:
         with pytest.raises(SessionLostError, match="no answer"):
-            link.plan_step([make_row(1, 1)])
+            link.plan_step(make_step((1, 1)))
     finally:
         planner.go_on()
         link.close()

@@ -39,6 +39,6 @@ def test_logprobs_out_of_range_are_refused(num_logprobs: int) -> None:
 def test_request_counts_its_tokens() -> None:
     """Prompt, generated and missing tokens follow from what was added and computed."""
     request = Request(GenerationSpec("r", (1, 2, 3)), arrival=1, max_tokens=5)
-    request.num_computed_tokens = 3
+    request.streams[0].num_computed_tokens = 3
     request.token_ids.append(9)
     assert (request.num_prompt_tokens, request.num_generated_tokens, request.num_missing_tokens) == (3, 1, 1)

@@ -78,7 +78,9 @@ async def _serve(
         await server.stop(None)
 
 
-def _run(folder: Path, test: Callable[[Service], Awaitable[None]], **options: int) -> None:
+def run_service(folder: Path, test: Callable[[Service], Awaitable[None]], **options: int) -> None:
+    """Runs a test on a service of its own."""
+
     async def main() -> None:
         async with _serve(folder, **options) as service:
             await test(service)
@@ -124,7 +126,7 @@ def test_answer_comes_as_deltas_and_one_final(tmp_path: Path) -> None:
             finish_reason=pb.FINISH_REASON_LENGTH, usage=pb.Usage(prompt_tokens=2, completion_tokens=9)
         )
 
-    _run(tmp_path, test)
+    run_service(tmp_path, test)
 
 
 def test_text_and_messages_are_the_tokenizers_tokens(tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_text_and_messages_are_the_tokenizers_tokens(tmp_path: Path) -> None:
         assert responses[0].delta.token_ids == generate_toy_tokens(tokens, 1)
         assert responses[-1].final.usage.prompt_tokens == len(tokens)
 
-    _run(tmp_path, test)
+    run_service(tmp_path, test)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +161,14 @@ def test_text_and_messages_are_the_tokenizers_tokens(tmp_path: Path) -> None:
             "-1",
         ),
         (pb.GenerateRequest(text="a", logprobs=21), "logprobs", "21"),
+        (pb.GenerateRequest(text="a", prompt_logprobs=-1), "prompt_logprobs", "-1"),
+        (pb.GenerateRequest(text="a", stopping=pb.StoppingParams(min_tokens=300)), "stopping.min_tokens", "256"),
+        (
+            pb.GenerateRequest(text="a", sampling=pb.SamplingParams(logit_bias={384: 1})),
+            "sampling.logit_bias",
+            "384",
+        ),
+        (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[384]), echo=True), "token_ids", "384"),
         (pb.GenerateRequest(messages=[pb.ChatMessage(role="pirate")]), "messages", "unknown role pirate"),
     ],
 )
@@ -174,7 +184,7 @@ def test_bad_input_names_field_and_rule(tmp_path: Path, request_: pb.GenerateReq
         assert rule in str(caught.value.details())
         await service.generate(pb.GenerateRequest(text="a", stopping=pb.StoppingParams(max_tokens=1)))
 
-    _run(tmp_path, test)
+    run_service(tmp_path, test)
 
 
 @pytest.mark.parametrize("method", ["Generate", "Tokenize", "Detokenize", "GetModelInfo"])
@@ -193,7 +203,7 @@ def test_bytes_that_are_no_message_are_bad_input(tmp_path: Path, method: str) ->
                 await answer
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
-    _run(tmp_path, test)
+    run_service(tmp_path, test)
 
 
 def test_full_queue_is_told_at_once(tmp_path: Path) -> None:
@@ -216,7 +226,7 @@ def test_full_queue_is_told_at_once(tmp_path: Path) -> None:
         service.toy.executor.gate.set()
         assert [len(responses) > 0 for responses in await asyncio.gather(*taken)] == [True] * 3
 
-    _run(tmp_path, test, max_running_requests=1, max_queued_requests=2)
+    run_service(tmp_path, test, max_running_requests=1, max_queued_requests=2)
 
 
 def test_dropped_call_aborts_its_request(tmp_path: Path) -> None:
@@ -230,7 +240,7 @@ def test_dropped_call_aborts_its_request(tmp_path: Path) -> None:
         await service.wait_until_idle()
         assert service.toy.read_metric("ringplan_requests_finished_total", reason="abort") == 1
 
-    _run(tmp_path, test)
+    run_service(tmp_path, test)
 
 
 @pytest.mark.parametrize("is_running", [True, False])
@@ -248,7 +258,7 @@ def test_deadline_ends_the_call_and_the_request(tmp_path: Path, is_running: bool
         service.toy.executor.gate.set()
         await service.wait_until_idle()
 
-    _run(tmp_path, test, max_running_requests=1, max_queued_requests=4)
+    run_service(tmp_path, test, max_running_requests=1, max_queued_requests=4)
 
 
 def test_failed_step_is_an_internal_error(tmp_path: Path) -> None:
@@ -261,7 +271,7 @@ def test_failed_step_is_an_internal_error(tmp_path: Path) -> None:
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         assert _metadata(caught.value) == {REASON_KEY: "STEP_FAILED"}
 
-    _run(tmp_path, test)
+    run_service(tmp_path, test)
 
 
 def test_fault_within_a_call_is_an_internal_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +286,7 @@ def test_fault_within_a_call_is_an_internal_error(tmp_path: Path, monkeypatch: p
         assert _metadata(caught.value) == {REASON_KEY: "INTERNAL"}
         await service.stub.Tokenize(pb.TokenizeRequest(text="a"))
 
-    _run(tmp_path, test)
+    run_service(tmp_path, test)
 
 
 def test_model_info_is_what_the_server_gave(tmp_path: Path) -> None:
@@ -285,7 +295,7 @@ def test_model_info_is_what_the_server_gave(tmp_path: Path) -> None:
     async def test(service: Service) -> None:
         assert await service.stub.GetModelInfo(pb.GetModelInfoRequest()) == MODEL_INFO
 
-    _run(tmp_path, test)
+    run_service(tmp_path, test)
 
 
 def test_tokenize_and_detokenize_are_the_models_own(tmp_path: Path) -> None:
@@ -306,4 +316,4 @@ def test_tokenize_and_detokenize_are_the_models_own(tmp_path: Path) -> None:
             await service.stub.Detokenize(pb.DetokenizeRequest(token_ids=[VOCAB_SIZE]))
         assert _metadata(caught.value)[FIELD_KEY] == "token_ids"
 
-    _run(tmp_path, test)
+    run_service(tmp_path, test)

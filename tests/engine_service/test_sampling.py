@@ -8,8 +8,10 @@ import pytest
 import torch
 from transformers import (
     LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -39,6 +41,8 @@ def sample_ids(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[in
 def build_expected_distribution(params: SamplingParams, logits: torch.Tensor) -> torch.Tensor:
     """What transformers would draw from, with its processors in the order of its `generate`."""
     processors = LogitsProcessorList()
+    if params.logit_bias:
+        processors.append(SequenceBiasLogitsProcessor([[[token_id], bias] for token_id, bias in params.logit_bias]))
     if params.repetition_penalty != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.temperature != 1.0:
@@ -49,7 +53,7 @@ def build_expected_distribution(params: SamplingParams, logits: torch.Tensor) ->
         processors.append(TopPLogitsWarper(params.top_p))
     if params.min_p > 0.0:
         processors.append(MinPLogitsWarper(params.min_p))
-    return torch.softmax(processors(torch.tensor([PROMPT]), logits.clone()), dim=-1)[0]
+    return torch.softmax(processors(torch.LongTensor([PROMPT]), logits.clone()), dim=-1)[0]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +65,8 @@ def build_expected_distribution(params: SamplingParams, logits: torch.Tensor) ->
         SamplingParams(temperature=1.5, top_p=0.7),
         SamplingParams(temperature=2.0, min_p=0.2),
         SamplingParams(temperature=1.0, repetition_penalty=2.0),
+        SamplingParams(temperature=1.0, logit_bias=((3, 4.0), (9, -100.0), (59, 2.5))),
+        SamplingParams(temperature=1.2, logit_bias=((3, 5.0), (4, -2.0)), repetition_penalty=1.7, top_k=30),
         SamplingParams(temperature=1.3, top_k=20, top_p=0.9, min_p=0.02, repetition_penalty=1.2),
     ],
 )
@@ -139,10 +145,56 @@ def test_generated_tokens_count_as_seen() -> None:
     assert [sample_ids(logits, [state])[0] for _ in range(3)] == [10, 11, 12]
 
 
+def test_count_penalties_follow_the_answer_and_not_the_prompt() -> None:
+    """A greedy run equals a dense reference by the OpenAI API's formula, over the tokens chosen so far alone."""
+    presence, frequency = 0.7, 0.4
+    state = build_state(SamplingParams(presence_penalty=presence, frequency_penalty=frequency))
+    logits = build_logits(1, seed=5) / 2
+    answer: list[int] = []
+    for _ in range(60):
+        scores = logits[0].tolist()
+        for token_id, count in Counter(answer).items():
+            scores[token_id] -= count * frequency + presence
+        answer.append(max(range(VOCAB_SIZE), key=scores.__getitem__))
+        assert sample_ids(logits, [state]) == answer[-1:]
+    assert len(set(answer)) > 10
+
+
+def test_tokens_that_end_the_answer_wait_for_min_tokens() -> None:
+    """The same step is the first to allow them as with transformers, and other rows are not concerned."""
+    end_token_ids = [7, 8]
+    logits = build_logits(1, seed=6)
+    logits[0, 7], logits[0, 8] = 20.0, 30.0
+    waiting = SamplingState(SamplingParams(), PROMPT, vocab_size=VOCAB_SIZE, min_tokens=3, end_token_ids=end_token_ids)
+    other = build_state(SamplingParams())
+    processor = MinNewTokensLengthLogitsProcessor(len(PROMPT), 3, end_token_ids)
+    answer: list[int] = []
+    for _ in range(5):
+        scores = processor(torch.LongTensor([PROMPT + answer]), logits.clone())
+        answer.append(int(scores.argmax()))
+        assert sample_ids(logits.expand(2, -1), [waiting, other]) == [answer[-1], 8]
+    assert answer[:3].count(8) == 0
+    assert answer[3:] == [8, 8]
+
+
+def test_a_ban_holds_against_the_largest_bias() -> None:
+    """`min_tokens` is a promise; a bias is a wish."""
+    params = SamplingParams(temperature=5.0, seed=1, logit_bias=((7, 100.0),))
+    states = [
+        SamplingState(params, PROMPT, vocab_size=VOCAB_SIZE, min_tokens=1, end_token_ids=[7]),
+        SamplingState(params, PROMPT, vocab_size=VOCAB_SIZE),
+    ]
+    first, second = sample_ids(build_logits(1).expand(2, -1), states)
+    assert first != 7
+    assert second == 7
+
+
 def test_logprobs_are_those_of_the_models_own_distribution() -> None:
     """Before temperature, penalty and truncation, for the rows that ask, as many as each asks for."""
     logits = build_logits(4)
-    params = SamplingParams(temperature=0.5, top_k=3, seed=1, repetition_penalty=1.7)
+    params = SamplingParams(
+        temperature=0.5, top_k=3, seed=1, repetition_penalty=1.7, presence_penalty=2.0, logit_bias=((5, 9.0),)
+    )
     states = [build_state(params, num_logprobs=count) for count in (None, 0, 2, 5)]
     tokens = Sampler().sample(logits, states)
     expected = torch.log_softmax(logits, dim=-1)
@@ -163,7 +215,7 @@ def test_the_models_logits_are_left_alone() -> None:
     before = logits.clone()
     settings = (
         SamplingParams(temperature=1.0, top_k=2, repetition_penalty=3.0),
-        SamplingParams(repetition_penalty=3.0),
+        SamplingParams(repetition_penalty=3.0, presence_penalty=1.0, logit_bias=((1, 2.0),)),
     )
     Sampler().sample(logits, [build_state(params) for params in settings])
     assert torch.equal(logits, before)

@@ -1,9 +1,13 @@
 """SmolLM2 from its GGUF file: greedy tokens equal those of transformers' own generate on the same weights."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pytest
 import torch
 
 from engine_service.attention import ATTENTION_NAME
+from engine_service.model_cache import ModelCache
 from engine_service.model_loading import LoadedModel, load_model
 from engine_service.model_runner import ModelRunner
 from engine_service.tokenizer import ChatMessage
@@ -64,3 +68,31 @@ def test_greedy_tokens_equal_transformers_while_requests_join_and_leave(smollm2:
         expected = generate_reference(smollm2, request.prompt, request.num_tokens)
         assert request.generated[: len(expected)] == expected
     assert "Paris" in smollm2.tokenizer.decode(requests[0].generated)
+
+
+def test_its_converted_form_is_the_model_bit_by_bit(smollm2: LoadedModel) -> None:
+    """So its tokens are the same too; the tokenizer gives the same for text and conversation."""
+    # Not pytest's folder, which would keep half a gigabyte for the next runs to find.
+    with TemporaryDirectory() as folder:
+        cache = ModelCache(Path(folder))
+        load_model(cache=cache)
+        (entry,) = Path(folder).iterdir()
+        weights_changed_at = (entry / "model.safetensors").stat().st_mtime_ns
+        kept = load_model(cache=cache)
+        assert (entry / "model.safetensors").stat().st_mtime_ns == weights_changed_at
+        expected = smollm2.model.state_dict()
+        found = kept.model.state_dict()
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        buffers = dict(kept.model.named_buffers())
+        assert all(torch.equal(buffers[name], buffer) for name, buffer in smollm2.model.named_buffers())
+        assert (kept.name, kept.eos_token_ids, kept.max_context_tokens) == (
+            smollm2.name,
+            smollm2.eos_token_ids,
+            smollm2.max_context_tokens,
+        )
+        for text in (*[question for question, _, _ in QUESTIONS], "  dés  espaces\n\n\tet 🙂 12345 <|im_end|>"):
+            chat = [ChatMessage("user", text)]
+            assert kept.tokenizer.encode(text) == smollm2.tokenizer.encode(text)
+            assert kept.tokenizer.encode_chat(chat) == smollm2.tokenizer.encode_chat(chat)
+        del kept

@@ -3,7 +3,7 @@
 import pytest
 
 from engine_service.errors import InvalidRequestError, RequestTooLargeError
-from engine_service.validation import EngineLimits, check_token_ids, settle_max_tokens
+from engine_service.validation import EngineLimits, check_min_tokens, check_token_ids, settle_max_tokens
 
 # 4 usable pages of 4 tokens: 16 slots; answers of 10 tokens where nothing is said.
 LIMITS = EngineLimits(vocab_size=100, max_context_tokens=14, page_size=4, num_pages=5, default_max_tokens=10)
@@ -73,3 +73,11 @@ def test_prompt_larger_than_the_pool_is_refused_as_such() -> None:
     with pytest.raises(RequestTooLargeError) as caught:
         settle_max_tokens(17, None, SMALL_POOL, "text")
     assert caught.value.field == "text"
+
+
+def test_fewest_tokens_above_the_most_are_refused_with_both() -> None:
+    """The most may come from the request, the default, or what the context leaves."""
+    check_min_tokens(5, 5)
+    with pytest.raises(InvalidRequestError, match="6 is above 5") as caught:
+        check_min_tokens(6, 5)
+    assert caught.value.field == "stopping.min_tokens"

@@ -22,6 +22,8 @@ def test_request_that_says_little_gets_the_defaults_of_the_parameters() -> None:
     assert asked.sampling == SamplingParams()
     assert asked.stopping == StoppingParams()
     assert asked.num_logprobs is None
+    assert asked.num_prompt_logprobs is None
+    assert not asked.echoes_prompt
 
 
 def test_every_parameter_arrives() -> None:
@@ -30,17 +32,31 @@ def test_every_parameter_arrives() -> None:
         request_id="mine",
         messages=[pb.ChatMessage(role="user", content="hello")],
         sampling=pb.SamplingParams(
-            temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, seed=2**64 - 1, repetition_penalty=1.5
+            temperature=0.5,
+            top_k=3,
+            top_p=0.25,
+            min_p=0.125,
+            seed=2**64 - 1,
+            repetition_penalty=1.5,
+            presence_penalty=0.75,
+            frequency_penalty=-0.5,
+            logit_bias={9: -100.0, 3: 2.5},
         ),
-        stopping=pb.StoppingParams(max_tokens=7, stop=["a", "b"], stop_token_ids=[1, 2], ignore_eos=True),
+        stopping=pb.StoppingParams(max_tokens=7, stop=["a", "b"], stop_token_ids=[1, 2], ignore_eos=True, min_tokens=2),
         logprobs=0,
+        prompt_logprobs=20,
+        echo=True,
     )
     asked = read_generate_request(message.SerializeToString(), default_request_id="default")
     assert asked.request_id == "mine"
     assert asked.prompt.messages == (ChatMessage("user", "hello"),)
-    assert asked.sampling == SamplingParams(0.5, 3, 0.25, 0.125, 2**64 - 1, 1.5)
-    assert asked.stopping == StoppingParams(7, ("a", "b"), (1, 2), ignore_eos=True)
+    assert asked.sampling == SamplingParams(
+        0.5, 3, 0.25, 0.125, 2**64 - 1, 1.5, 0.75, -0.5, logit_bias=((3, 2.5), (9, -100.0))
+    )
+    assert asked.stopping == StoppingParams(7, ("a", "b"), (1, 2), ignore_eos=True, min_tokens=2)
     assert asked.num_logprobs == 0
+    assert asked.num_prompt_logprobs == 20
+    assert asked.echoes_prompt
 
 
 @pytest.mark.parametrize(
@@ -58,6 +74,10 @@ def test_every_parameter_arrives() -> None:
         (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(top_k=-1)), "sampling.top_k"),
         (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(min_p=2)), "sampling.min_p"),
         (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(repetition_penalty=0)), "sampling.repetition_penalty"),
+        (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(presence_penalty=3)), "sampling.presence_penalty"),
+        (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(frequency_penalty=-3)), "sampling.frequency_penalty"),
+        (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(logit_bias={1: 101})), "sampling.logit_bias"),
+        (pb.GenerateRequest(text="a", stopping=pb.StoppingParams(min_tokens=-1)), "stopping.min_tokens"),
         (pb.GenerateRequest(text="a", stopping=pb.StoppingParams(max_tokens=0)), "stopping.max_tokens"),
         (pb.GenerateRequest(text="a", stopping=pb.StoppingParams(stop=["x"] * 17)), "stopping.stop"),
         (pb.GenerateRequest(text="a", stopping=pb.StoppingParams(stop_token_ids=[1] * 65)), "stopping.stop_token_ids"),
@@ -132,11 +152,12 @@ def test_deltas_in_a_row_become_one_message() -> None:
 
 def test_end_says_only_what_matched() -> None:
     """A stop string or a stop token is there only if one came."""
-    response = build_final(GenerationEnded(FinishReason.STOP, 3, 4, matched_token_id=0))
+    response = build_final(GenerationEnded(FinishReason.STOP, 3, 4, matched_token_id=0, num_cached_tokens=2))
     assert response.final.finish_reason == pb.FINISH_REASON_STOP
     assert response.final.HasField("matched_token_id")
     assert not response.final.HasField("matched_stop")
-    assert (response.final.usage.prompt_tokens, response.final.usage.completion_tokens) == (3, 4)
+    usage = response.final.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (3, 4, 2)
 
 
 @pytest.mark.parametrize("reason", FinishReason)

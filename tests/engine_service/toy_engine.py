@@ -17,11 +17,14 @@ from engine_service.request import (
     GenerationEnded,
     GenerationEvent,
     GenerationSpec,
+    GuidanceContext,
     Request,
     StoppingParams,
 )
 from engine_service.sampling_params import SampledToken
 from engine_service.scheduler import ScheduledRow, Scheduler
+from engine_service.step_layout import StepSpec
+from engine_service.streams import find_start
 from engine_service.validation import EngineLimits, settle_max_tokens
 from planner_service.client import OutOfPagesError, Plan, PlannerUnavailableError, SessionLostError
 from tests.engine_service.hand_plans import build_plan
@@ -34,12 +37,19 @@ def choose_toy_token(tokens: Sequence[int]) -> int:
     return sum((place + 1) * (token + 1) for place, token in enumerate(tokens)) % TOY_VOCAB_SIZE
 
 
-def generate_toy_tokens(prompt: Sequence[int], num_tokens: int) -> list[int]:
+def choose_guided_toy_token(streams: Sequence[Sequence[int]]) -> int:
+    """Returns the toy model's next token after a prompt and its further contexts."""
+    return sum((2 * place + 1) * choose_toy_token(tokens) for place, tokens in enumerate(streams)) % TOY_VOCAB_SIZE
+
+
+def generate_toy_tokens(prompt: Sequence[int], num_tokens: int, contexts: Sequence[Sequence[int]] = ()) -> list[int]:
     """Returns the toy model's answer, computed with no engine at all."""
-    tokens = list(prompt)
+    streams = [list(prompt), *map(list, contexts)]
     for _ in range(num_tokens):
-        tokens.append(choose_toy_token(tokens))
-    return tokens[len(prompt) :]
+        token = choose_guided_toy_token(streams)
+        for tokens in streams:
+            tokens.append(token)
+    return streams[0][len(prompt) :]
 
 
 class ToyPlanner:
@@ -55,16 +65,19 @@ class ToyPlanner:
         self.is_connected = True
         self.is_lost = False
         self.is_away = False
+        self.was_plan_ready = False
         self.num_plans = 0
         self.num_flushes = 0
         self._page_size = page_size
         self._num_usable_pages = num_pages - 1
+        self._tables: dict[Hashable, list[object]] = {}
         self._before_step: dict[Hashable, list[int]] = {}
+        self._tables_before_step: dict[Hashable, list[object]] = {}
 
     @property
     def num_free_pages(self) -> int:
         """Pages nobody holds."""
-        return self._num_usable_pages - sum(self._count(len(tokens)) for tokens in self.stored.values())
+        return self._num_usable_pages - len({page for key in self.stored for page in self._find_table(key)})
 
     def connect(self, timeout_seconds: float) -> None:
         """Opens a session, unless the planner is away."""
@@ -73,16 +86,27 @@ class ToyPlanner:
         self.stored.clear()
         self.is_connected, self.is_lost = True, False
 
-    def plan_step(self, rows: Sequence[ScheduledRow]) -> Plan:
+    def plan_step(self, spec: StepSpec, num_steady_steps: int = 1) -> Plan:
         """Takes the pages that the rows need."""
         self.flush()
+        lengths: dict[Hashable, int] = {key: len(tokens) for key, tokens in self.stored.items()}
         num_more = 0
-        for row in rows:
-            num_stored = len(self.stored.get(row.request.arrival, ()))
-            num_more += self._count(num_stored + row.num_tokens) - self._count(num_stored)
+        for fork in spec.forks_before:
+            lengths[fork.target_key()] = lengths[fork.request, fork.source]
+            num_more += lengths[fork.target_key()] % self._page_size > 0
+        for request, label, span in spec.segments:
+            if request is not None:
+                num_stored = lengths.get((request, label), 0)
+                num_more += self._count(num_stored + span) - self._count(num_stored)
         if num_more > self.num_free_pages:
             raise OutOfPagesError(num_more - self.num_free_pages, self.num_free_pages)
         self._before_step = {key: list(tokens) for key, tokens in self.stored.items()}
+        self._tables_before_step = {key: list(self._find_table(key)) for key in self.stored}
+        for fork in spec.forks_before:
+            source = (fork.request, fork.source)
+            self.stored[fork.target_key()] = list(self.stored[source])
+            num_full_pages = len(self.stored[source]) // self._page_size
+            self._tables[fork.target_key()] = self._find_table(source)[:num_full_pages]
         self.num_plans += 1
         return build_plan({}, step_id=self.num_plans)
 
@@ -90,10 +114,13 @@ class ToyPlanner:
         """Keeps what the step stored, or takes it back."""
         if not is_kept:
             self.stored = self._before_step
+            self._tables = self._tables_before_step
 
     def drop(self, request: Hashable) -> None:
         """Frees a request's pages."""
-        self.stored.pop(request, None)
+        for key in [key for key in self.stored if key == request or (isinstance(key, tuple) and key[0] == request)]:
+            del self.stored[key]
+            self._tables.pop(key, None)
 
     def flush(self) -> None:
         """Notices a lost session."""
@@ -105,6 +132,12 @@ class ToyPlanner:
         """Ends the session."""
         self.is_connected = False
         self.stored.clear()
+
+    def _find_table(self, key: Hashable) -> list[object]:
+        table = self._tables.setdefault(key, [])
+        num_pages = self._count(len(self.stored[key]))
+        table += [object() for _ in range(num_pages - len(table))]
+        return table
 
     def _count(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_size)
@@ -122,6 +155,7 @@ class ToyExecutor:
         self.gate = threading.Event()
         self.gate.set()
         self.batches: list[list[int]] = []
+        self.num_computed_tokens = 0
         self.forgotten: list[int] = []
         self._planner = planner
 
@@ -129,11 +163,16 @@ class ToyExecutor:
         """Feeds each row's tokens, once the gate is open; what was stored before decides together with them."""
         self.gate.wait()
         self.batches.append([row.num_tokens for row in rows])
+        self.num_computed_tokens += sum(sum(row.num_stream_tokens) for row in rows)
         tokens: list[SampledToken | None] = []
         for row in rows:
-            stored = self._planner.stored.setdefault(row.request.arrival, [])
-            stored.extend(row.token_ids)
-            tokens.append(SampledToken(choose_toy_token(stored)) if row.is_sampled else None)
+            streams = []
+            for place, stream in enumerate(row.request.streams):
+                stored = self._planner.stored.setdefault((row.request.arrival, stream.label), [])
+                assert len(stored) == find_start(stream, row.forks), "the engine knows how many tokens stand there"
+                stored.extend(row.read_tokens(place))
+                streams.append(stored)
+            tokens.append(SampledToken(choose_guided_toy_token(streams)) if row.is_sampled else None)
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
@@ -266,6 +305,23 @@ class ToyEngine:
         request, caller = Request(spec, self._num_arrived, settled), Caller()
         self.loop.add(request, caller.events.append, self.now)
         return request, caller
+
+    def add_samples(
+        self, prompt: Sequence[int], num_tokens: int, num_samples: int, contexts: Sequence[Sequence[int]] = ()
+    ) -> list[tuple[Request, Caller]]:
+        """Brings a request for several samples to the loop, perhaps with further contexts."""
+        guidance = tuple(GuidanceContext(tuple(context), 2.0) for context in contexts)
+        spec = GenerationSpec("toy", tuple(prompt), guidance=guidance, num_samples=num_samples)
+        added: list[tuple[Request, Caller]] = []
+        for sample in spec.split_samples():
+            self._num_arrived += 1
+            request, caller = Request(sample, self._num_arrived, num_tokens), Caller()
+            if added:
+                request.follow(added[0][0])
+            added.append((request, caller))
+        for request, caller in added:
+            self.loop.add(request, caller.events.append, self.now)
+        return added
 
     def tick(self) -> float:
         """Does one tick, delivers, and checks what must always hold."""

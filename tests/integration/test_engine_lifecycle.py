@@ -107,6 +107,7 @@ def test_planner_that_hangs_counts_as_lost(own_planner: PlannerProcess, short_fo
     ("settings", "message"),
     [
         ({"model": "/nowhere"}, "/nowhere"),
+        ({"num_pages": 100_000_000}, "fit in memory; change num_pages"),
         ({"listen": "127.0.0.1:{port}"}, "127.0.0.1:{port}: in use"),
         ({"planner": "unix:{folder}/none.sock", "planner_connect_timeout_seconds": 0.1}, "no planner at"),
     ],

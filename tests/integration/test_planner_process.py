@@ -97,6 +97,13 @@ def test_the_log_can_be_json(short_folder: Path) -> None:
     assert ready["metrics_url"].startswith("http://127.0.0.1:")
 
 
+def test_the_module_takes_no_arguments() -> None:
+    """A flag that would be silently ignored is refused."""
+    result = subprocess.run([*MODULE_COMMAND, "--help"], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: settings come from the environment")
+
+
 def test_a_planner_imports_neither_torch_nor_transformers() -> None:
     """Starting it takes what planning needs, and no model code."""
     program = "import sys, planner_service.server, planner_service.__main__; print(*sys.modules)"

@@ -161,6 +161,7 @@ class MirroredSession:
         self.leased: dict[int, _Published] = {}
         self.last_answered = 0
         self.num_results = 0
+        self._is_in_parts = False  # every other message is handled in parts
         self._absorb(self.session.open())
 
     def _allocate(self, region_id: int, num_sets: int, set_bytes: int) -> PlainRegion:
@@ -183,9 +184,18 @@ class MirroredSession:
         self.queue.extend(message.operations)
         for layout in message.layouts:
             self.queue.append(_Run(layout, layout.step_id, layout.step_id + layout.repeat))
-        reply = self.session.handle(message)
+        self._is_in_parts = not self._is_in_parts
+        reply = self._handle_in_parts(message) if self._is_in_parts else self.session.handle(message)
         self._absorb(reply)
         return reply
+
+    def _handle_in_parts(self, message: SessionMessage) -> SessionReply:
+        """Handles a message as the planner does for engines; the parts together are what handling it at once gives."""
+        parts = [self.session.handle(message, in_parts=True)]
+        while self.session.has_more:
+            parts.append(self.session.go_on())
+        regions = tuple(region for part in parts for region in part.regions)
+        return SessionReply(regions, tuple(result for part in parts for result in part.results))
 
     def expire(self) -> SessionReply:
         """Lets the ring time-out pass and compares what comes of it."""

@@ -115,10 +115,12 @@ class PlanCall:
             self._requests.append(None)
             self._more.notify()
 
-    def receive(self) -> pb.PlanResponse:
-        """Returns the next response."""
-        response: bytes = next(self.call)
-        return pb.PlanResponse.FromString(response)
+    def receive(self, num_results: int = 0) -> pb.PlanResponse:
+        """Returns the next response, and with it those that follow until there are so many plans and errors."""
+        response = pb.PlanResponse.FromString(next(self.call))
+        while len(response.plans) + len(response.errors) < num_results:
+            response.MergeFrom(pb.PlanResponse.FromString(next(self.call)))
+        return response
 
     def open(self, request: pb.PlanRequest = OPEN) -> pb.PlanResponse:
         """Opens a session; returns the first response."""

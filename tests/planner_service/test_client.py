@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from planner_service import client
 from planner_service.client import PlannerClient, PlannerUnavailableError, parse_target
+from tests.planner_service.planner_thread import PlannerThread
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,26 @@ def test_a_missing_socket_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlannerUnavailableError, match="the socket does not exist") as caught:
         PlannerClient(str(tmp_path / "s"), connect_timeout_seconds=0.05)
     assert caught.value.target == f"unix:{tmp_path}/s"
+
+
+def test_a_path_that_is_too_long_is_refused_at_once(tmp_path: Path) -> None:
+    """The length is named, and nobody waits for a socket that cannot be."""
+    with pytest.raises(PlannerUnavailableError, match="bytes; a unix socket's path has at most 107"):
+        PlannerClient(str(tmp_path / ("s" * 108)), connect_timeout_seconds=600)
+
+
+@pytest.mark.parametrize("name", ["100%", "a%41", "q?x=1", "a#b", "a b"])
+def test_any_path_that_can_be_a_socket_can_be_connected_to(name: str) -> None:
+    """GRPC reads an address as a URI: what would mean something in one is escaped on this side as on the planner's."""
+    with tempfile.TemporaryDirectory(prefix="ringplan-test-", dir="/dev/shm") as path:
+        folder = Path(path) / name
+        folder.mkdir(mode=0o700)
+        planner = PlannerThread(folder)
+        try:
+            PlannerClient(str(planner.socket), connect_timeout_seconds=10).close()
+            PlannerClient(f"unix:{planner.socket}", connect_timeout_seconds=10).close()
+        finally:
+            planner.stop()
 
 
 def test_a_socket_that_nobody_serves_is_named(tmp_path: Path) -> None:

@@ -99,6 +99,35 @@ def test_what_is_buffered_goes_out_with_the_next_layout_in_one_message(
     assert [layout.step_id for layout in request.layouts] == [7]
 
 
+def test_flush_if_due_sends_half_a_ring_of_releases_in_one_message(
+    planner: ScriptedPlanner, session: PlannerSession
+) -> None:
+    """With 4 sets every second step sends one, as long as steps are still to be planned."""
+    session.submit(_build(session), repeat=6)
+    planner.receive_layouts()
+    planner.answer(plans=[build_plan(step_id) for step_id in (1, 2, 3, 4)])
+    for step_id in (1, 2, 3, 4):
+        assert _take(session) == step_id
+        session.commit(step_id)
+        session.release(step_id)
+        session.flush_if_due()
+    assert [planner.receive() for _ in range(2)] == [
+        pb.PlanRequest(released_through=2, committed_through=2),
+        pb.PlanRequest(released_through=4, committed_through=4),
+    ]
+    planner.answer(plans=[build_plan(5), build_plan(6)])
+    for step_id in (5, 6):
+        assert _take(session) == step_id
+        session.commit(step_id)
+        session.release(step_id)
+        session.flush_if_due()
+    # No step is left that would need a set: it stays buffered.
+    session.submit(_build(session))
+    request = planner.receive()
+    assert request is not None
+    assert (request.released_through, len(request.layouts)) == (6, 1)
+
+
 def test_flush_sends_what_is_buffered_once(planner: ScriptedPlanner, session: PlannerSession) -> None:
     """A flush with nothing to say sends nothing."""
     session.flush()

@@ -95,6 +95,7 @@ def test_a_cache_mode_may_be_given_as_a_number_or_a_value() -> None:
         ("cache_mode", "3"),
         ("cache_mode", "maybe"),
         ("ring_timeout_seconds", "0"),
+        ("ring_timeout_seconds", "0.000001"),
         ("ring_timeout_seconds", "nan"),
         ("ring_timeout_seconds", "inf"),
         ("metrics_host", ""),
@@ -106,6 +107,8 @@ def test_a_cache_mode_may_be_given_as_a_number_or_a_value() -> None:
         ("log_json", "perhaps"),
         ("socket", ""),
         ("socket", "unix:"),
+        ("ring_dir", ""),
+        ("capture_dir", ""),
     ],
 )
 def test_a_bad_value_is_an_error_that_names_its_field(monkeypatch: pytest.MonkeyPatch, field: str, value: str) -> None:

@@ -161,6 +161,22 @@ def test_a_folder_of_another_user_is_refused(folder_path: Path) -> None:
         RegionFolder(folder_path)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try as another user, and root can write anywhere")
+@pytest.mark.parametrize("mode", [0o500, 0o300, 0o600])
+def test_a_folder_that_cannot_be_written_to_is_refused(folder_path: Path, mode: int) -> None:
+    """A planner that could make no region does not start, rather than refuse every session later."""
+    folder_path.mkdir()
+    os.chown(folder_path, 65_534, -1)
+    folder_path.chmod(mode)
+    folder_path.parent.chmod(0o755)
+    program = (
+        "import os, sys; from pathlib import Path; from planner_service.region import RegionFolder\n"
+        "os.setuid(65_534); RegionFolder(Path(sys.argv[1]))"
+    )
+    result = subprocess.run([sys.executable, "-c", program, folder_path], capture_output=True, text=True, check=False)
+    assert f"RegionFolderError: {folder_path}: this user cannot make files there" in result.stderr
+
+
 def test_what_is_no_folder_is_refused(folder_path: Path) -> None:
     """A file and a symbolic link are refused in words."""
     folder_path.touch()

@@ -126,7 +126,7 @@ def test_a_refused_layout_leaves_the_session_as_it_was(channel: grpc.Channel) ->
     call.open()
     bad_bytes = pb.StepLayout(step_id=2, plan_labels=[pb.PlanLabel(name="main", streams=b"\1\2\3")])
     call.send(pb.PlanRequest(layouts=[build_layout(1, [99]), bad_bytes, build_layout(3, [5])]))
-    response = call.receive()
+    response = call.receive(3)
     assert [(error.step_id, pb.PlanErrorReason.Name(error.reason)) for error in response.errors] == [
         (1, "PLAN_ERROR_REASON_UNKNOWN_STREAM"),
         (2, "PLAN_ERROR_REASON_INVALID_LAYOUT"),
@@ -141,7 +141,7 @@ def test_a_step_that_waits_too_long_for_a_set_fails_and_the_session_goes_on(fold
         call = PlanCall(channel)
         call.open()
         call.send(pb.PlanRequest(layouts=[build_layout(1, [0], repeat=2)]))
-        assert [plan.step_id for plan in call.receive().plans] == [1, 2]
+        assert [plan.step_id for plan in call.receive(2).plans] == [1, 2]
         call.send(pb.PlanRequest(layouts=[build_layout(3, [0]), build_layout(4, [1])]))
         for step_id in (3, 4):
             (error,) = call.receive().errors
@@ -172,7 +172,7 @@ def test_a_waiting_step_is_planned_when_a_set_comes_free(channel: grpc.Channel) 
     call = PlanCall(channel)
     call.open()
     call.send(pb.PlanRequest(layouts=[build_layout(1, [0], repeat=20)]))
-    assert [plan.step_id for plan in call.receive().plans] == [1, 2]
+    assert [plan.step_id for plan in call.receive(2).plans] == [1, 2]
     for step_id in range(3, 21):
         call.send(pb.PlanRequest(released_through=step_id - 2, committed_through=step_id - 2))
         assert [plan.step_id for plan in call.receive().plans] == [step_id]
@@ -257,7 +257,7 @@ def test_a_call_that_ends_in_peace_leaves_nothing(planner: PlannerThread, channe
     call = PlanCall(channel)
     call.open()
     call.send(pb.PlanRequest(layouts=[build_layout(1, [0, 1, 2], repeat=9)]))
-    call.receive()
+    call.receive(2)
     call.end()
     assert list(call.call) == []
     assert call.call.code() is grpc.StatusCode.OK
@@ -319,6 +319,8 @@ def test_a_session_can_be_shown_whole(channel: grpc.Channel) -> None:
     ("request_bytes", "code", "reason"),
     [
         (pb.DumpSessionRequest(session="none").SerializeToString(), "NOT_FOUND", "UNKNOWN_SESSION"),
+        # A status is a header, of which gRPC takes some kilobytes.
+        (pb.DumpSessionRequest(session="s" * 50_000).SerializeToString(), "NOT_FOUND", "UNKNOWN_SESSION"),
         (b"\x0a\x01\xe9", "INVALID_ARGUMENT", "MALFORMED_MESSAGE"),
     ],
 )
@@ -338,7 +340,7 @@ def test_a_fault_within_the_planner_ends_one_call_only(
     name = broken.open().opened.session
     sound.open()
 
-    def fail(message: object) -> None:
+    def fail(message: object, *, in_parts: bool) -> None:
         raise ZeroDivisionError(f"on {type(message).__name__}")
 
     monkeypatch.setattr(planner.sessions.get(name), "handle", fail)
@@ -372,7 +374,7 @@ def test_a_planner_that_ends_takes_no_new_sessions_and_then_ends_the_open_ones(
     refused.send(OPEN)
     assert _expect_failure(refused)[:2] == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
     call.send(pb.PlanRequest(layouts=[build_layout(1, [0], repeat=3)]))
-    assert [plan.step_id for plan in call.receive().plans] == [1, 2]
+    assert [plan.step_id for plan in call.receive(2).plans] == [1, 2]
     planner.run(planner.servicer.end_sessions())
     assert _expect_failure(call)[:2] == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
     _wait_until_none_is_open(planner)
@@ -389,7 +391,7 @@ def test_many_engines_come_and_go_at_once(planner: PlannerThread) -> None:
                     call = PlanCall(channel)
                     call.open()
                     call.send(pb.PlanRequest(layouts=[build_layout(1, range(8), repeat=4)]))
-                    assert call.receive().plans
+                    assert call.receive(2).plans
                     if index % 2:
                         call.call.cancel()
                     else:

@@ -56,12 +56,14 @@ def test_a_metrics_port_in_use_keeps_a_planner_from_starting(folder: Path, caplo
     assert [path.name for path in folder.iterdir()] == ["regions"]
 
 
+@pytest.mark.parametrize("host", ["256.0.0.1", "a..b", "x" * 64])
 def test_a_metrics_host_that_is_none_keeps_a_planner_from_starting(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture, host: str
 ) -> None:
-    """An address that cannot be resolved is an error, not a traceback."""
-    assert run(_make_settings(folder, metrics_host="256.0.0.1")) == EXIT_CANNOT_START
-    assert "256.0.0.1:0" in caplog.text
+    """An address that cannot be resolved, or is no name at all, is an error, not a traceback."""
+    assert run(_make_settings(folder, metrics_host=host)) == EXIT_CANNOT_START
+    assert f"metrics cannot be served at {host}:0" in caplog.text
+    assert [path.name for path in folder.iterdir()] == ["regions"]
 
 
 def test_a_socket_path_that_is_too_long_keeps_a_planner_from_starting(

@@ -15,7 +15,7 @@ from planner_service.errors import (
     UnknownStreamError,
 )
 from planner_service.messages import PlanFailed, PlanReady, SessionMessage, SessionOptions, SessionReply, WaitKind
-from planner_service.session import Session
+from planner_service.session import PLANS_A_PART, Session
 from tests.planner_service.mirrored_session import (
     RING_TIMEOUT_SECONDS,
     FakeClock,
@@ -81,6 +81,39 @@ def test_plans_come_in_the_order_of_the_steps() -> None:
     assert all(isinstance(result, PlanReady) for result in reply.results)
 
 
+def test_an_engine_with_nothing_to_run_gets_its_first_plan_by_itself() -> None:
+    """In parts, the first plan does not wait for those after it; an engine that has plans gets many at once."""
+    session = Session(
+        "s",
+        replace(OPTIONS, ring_depth=40),
+        PlainRegion,
+        clock=FakeClock(),
+        ring_timeout_seconds=RING_TIMEOUT_SECONDS,
+        observer=RecordingObserver(),
+    )
+    session.open()
+    assert step_ids(session.handle(layouts_of(decode(1, 0, repeat=4)), in_parts=True)) == [1]
+    assert session.has_more
+    assert step_ids(session.go_on()) == [2, 3, 4]
+    assert not session.has_more
+    # Step 4 is left to run.
+    reply = session.handle(SessionMessage(committed_through=3, layouts=(decode(5, 0, repeat=20),)), in_parts=True)
+    assert step_ids(reply) == list(range(5, 5 + PLANS_A_PART))
+    assert step_ids(session.go_on()) == list(range(5 + PLANS_A_PART, 25))
+    # None is left to run: what was ahead is discarded.
+    change = SessionMessage(committed_through=4, discard_from=5, layouts=(decode(25, 1, repeat=3),))
+    assert step_ids(session.handle(change, in_parts=True)) == [25]
+    assert step_ids(session.go_on()) == [26, 27]
+
+
+def test_a_step_that_waits_is_not_more_to_do() -> None:
+    """Going on has nothing to do until a set comes free."""
+    session = MirroredSession(OPTIONS)
+    session.send(layouts_of(decode(1, 0, repeat=3)))
+    assert session.is_waiting
+    assert not session.session.has_more
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -88,6 +121,7 @@ def test_plans_come_in_the_order_of_the_steps() -> None:
         layouts_of(decode(2, 0)),
         layouts_of(decode(0, 0)),
         layouts_of(decode(1 << 63, 0)),
+        layouts_of(decode((1 << 63) - 2, 0, repeat=3)),
         layouts_of(decode(5, 0), decode(5, 0)),
         layouts_of(decode(5, 0, repeat=3), decode(7, 0)),
         SessionMessage(released_through=4),
@@ -114,6 +148,12 @@ def test_a_broken_protocol_is_an_error(message: SessionMessage) -> None:
     session.send(SessionMessage(committed_through=1))
     with pytest.raises(ProtocolError):
         session.session.handle(message)
+
+
+def test_the_last_step_id_is_planned_like_any_other() -> None:
+    """Ids go up to 2^63 - 1."""
+    reply = MirroredSession(OPTIONS).send(layouts_of(decode((1 << 63) - 2, 0, repeat=2)))
+    assert step_ids(reply) == [(1 << 63) - 2, (1 << 63) - 1]
 
 
 @pytest.mark.parametrize("answer", ["released_through", "committed_through"])

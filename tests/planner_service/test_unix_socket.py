@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from planner_service.errors import SocketInUseError, SocketPathError
-from planner_service.unix_socket import MAX_PATH_BYTES, SocketClaim, build_target
+from planner_service.unix_socket import MAX_PATH_BYTES, SocketClaim, build_target, find_fault
 
 CLAIM_PROGRAM = """
 import socket, sys, time
@@ -189,6 +189,24 @@ def test_a_socket_that_cannot_be_made_is_a_clear_error(path: Path) -> None:
         claim.bind(fail)
     assert os.umask(previous) == 0o022
     claim.release()
+
+
+@pytest.mark.parametrize("address", ["/run/planner.sock", Path("/" + 106 * "x"), "localhost:50051", "x" * 200 + ":1"])
+def test_an_address_that_grpc_takes_has_no_fault(address: str | Path) -> None:
+    """Paths of up to 107 bytes, and hosts of any length."""
+    assert find_fault(address) is None
+
+
+@pytest.mark.parametrize("address", ["/" + 107 * "x", "unix:/" + 107 * "x", Path("/" + 54 * "é")])
+def test_a_path_that_no_socket_can_have_is_a_fault(address: str | Path) -> None:
+    """It is bytes that count, without the scheme."""
+    assert find_fault(address) in {f"{n} bytes; a unix socket's path has at most 107" for n in (108, 109)}
+
+
+@pytest.mark.parametrize("address", ["", "unix:"])
+def test_no_address_is_a_fault(address: str) -> None:
+    """It is told from a server that is not there."""
+    assert find_fault(address) == "no address is given"
 
 
 @pytest.mark.parametrize(

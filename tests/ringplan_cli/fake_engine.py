@@ -11,7 +11,9 @@ from ringplan.inference.v1 import inference_pb2, inference_pb2_grpc
 
 Answer = Callable[[inference_pb2.GenerateRequest, grpc.ServicerContext], Iterator[inference_pb2.GenerateResponse]]
 
-MODEL_INFO = inference_pb2.GetModelInfoResponse(model="tiny", max_context_tokens=2048, has_chat_template=True)
+MODEL_INFO = inference_pb2.GetModelInfoResponse(
+    model="tiny", max_context_tokens=2048, vocab_size=384, eos_token_ids=[2], has_chat_template=True
+)
 
 
 class FakeEngine(inference_pb2_grpc.InferenceServiceServicer):

@@ -41,14 +41,26 @@ def test_every_option_reaches_its_field() -> None:
         min_p=0.125,
         seed=2**64 - 1,
         repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        min_tokens=2,
         stop=["a", "b"],
         ignore_eos=True,
     )
     request = build_request("Hi", options, has_chat_template=False)
     assert request.sampling == inference_pb2.SamplingParams(
-        temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, seed=2**64 - 1, repetition_penalty=1.5
+        temperature=0.5,
+        top_k=3,
+        top_p=0.25,
+        min_p=0.125,
+        seed=2**64 - 1,
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
     )
-    assert request.stopping == inference_pb2.StoppingParams(max_tokens=5, stop=["a", "b"], ignore_eos=True)
+    assert request.stopping == inference_pb2.StoppingParams(
+        max_tokens=5, stop=["a", "b"], ignore_eos=True, min_tokens=2
+    )
 
 
 @pytest.mark.parametrize(

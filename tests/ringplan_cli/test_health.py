@@ -43,6 +43,20 @@ def test_server_that_does_not_serve_is_not_healthy(target: str, service: str, re
     assert (str(result.exception), result.exception.exit_code) == (f"{target}: {reason}", 1)
 
 
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("", "no address is given"),
+        ("/" + 107 * "x", f"/{107 * 'x'}: 108 bytes; a unix socket's path has at most 107"),
+    ],
+)
+def test_what_is_no_address_is_not_healthy(capfd: pytest.CaptureFixture[str], target: str, message: str) -> None:
+    """One line says what is wrong; gRPC, which writes to standard error by itself, is not asked."""
+    result = CliRunner().invoke(app, ["health", target])
+    assert str(result.exception) == message
+    assert capfd.readouterr() == ("", "")
+
+
 def test_nobody_there_is_not_healthy(tmp_path: Path) -> None:
     """No server is no health, without a long wait and without gRPC's own words."""
     result = CliRunner().invoke(app, ["health", f"unix:{tmp_path}/none"])

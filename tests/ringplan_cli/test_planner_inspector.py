@@ -46,6 +46,19 @@ def test_planner_that_shows_nothing_is_told_apart(socket: str) -> None:
         inspector.dump_session("s")
 
 
+def test_path_that_no_socket_can_have_is_one_clear_line() -> None:
+    """The length is named."""
+    with pytest.raises(CommandError, match=r"^unix:/x+: 108 bytes; a unix socket's path has at most 107$"):
+        PlannerInspector("/" + 107 * "x")
+
+
+def test_messages_name_the_socket_as_it_was_given(tmp_path: Path) -> None:
+    """What gRPC needs to be escaped is shown as it is."""
+    with PlannerInspector(f"{tmp_path}/100%") as inspector, pytest.raises(CommandError) as error:
+        inspector.list_sessions()
+    assert str(error.value) == f"no planner answers at unix:{tmp_path}/100%"
+
+
 def test_nobody_there_is_one_clear_line(tmp_path: Path) -> None:
     """No gRPC words, no traceback, no long wait."""
     with PlannerInspector(f"{tmp_path}/none") as inspector, pytest.raises(CommandError) as error:

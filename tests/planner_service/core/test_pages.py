@@ -1,6 +1,8 @@
 """The page pool: order of hand-out, reference counts, and all-or-nothing."""
 
+import resource
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +27,19 @@ def test_pages_are_handed_out_from_one_up_and_the_sink_page_never() -> None:
     assert pool.take(1).tolist() == [4]
     with pytest.raises(OutOfPagesError):
         pool.take(1)
+
+
+def test_a_pool_costs_memory_only_for_pages_that_have_been_handed_out() -> None:
+    """The largest pool that a session may ask for is made at once, and hands pages out like any other."""
+    before = _read_resident_bytes()
+    pool = PagePool((1 << 31) - (1 << 24))
+    pool.give_back(pool.take(2))
+    assert pool.take(3).tolist() == [3, 4, 5]
+    assert _read_resident_bytes() - before < 64 << 20
+
+
+def _read_resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_freed_pages_go_to_the_back_in_the_order_given() -> None:

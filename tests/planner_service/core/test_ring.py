@@ -78,6 +78,14 @@ def test_a_plan_that_no_set_holds_grows_the_ring() -> None:
     assert ring.num_bytes == len(allocator.regions[1].buffer)
 
 
+def test_a_ring_grows_by_less_where_memory_is_short() -> None:
+    """Sets are doubled at least, so that growing is rare; without memory for that they are as large as they must be."""
+    allocator = Allocator(limit_bytes=2 * 1_500)
+    ring = Ring(2, 1_024, allocator)
+    assert lease(ring, 1, 1_100).items.nbytes == 1_152
+    assert [len(region.buffer) for region in allocator.regions] == [2 * 1_024, 2 * 1_152]
+
+
 def test_a_ring_that_cannot_grow_stays_as_it_was() -> None:
     """Without memory for a larger region the old sets serve on."""
     ring = Ring(2, 128, Allocator(limit_bytes=4_096))

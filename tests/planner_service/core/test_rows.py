@@ -55,6 +55,14 @@ def test_a_layout_that_breaks_a_rule_is_refused_with_the_value(
     assert words in str(refusal.value)
 
 
+@pytest.mark.parametrize("labels", [(label_of((0, 1), name="x" * 100_000),), (ONE_ROW,) * 20_000])
+def test_a_refusal_does_not_send_back_all_that_was_wrong(labels: tuple[PlanLabelRows, ...]) -> None:
+    """Megabytes of a broken layout do not come back as megabytes of error message."""
+    with pytest.raises(InvalidLayoutError) as refusal:
+        build_rows(StepLayout(1, labels), MAX_STREAMS)
+    assert len(str(refusal.value)) < 200
+
+
 def test_the_error_names_the_stream_at_fault() -> None:
     """An engine can tell which of its streams a refusal is about."""
     with pytest.raises(LayoutError) as refusal:

@@ -62,7 +62,8 @@ class InferenceServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Streams the answer to one prompt: deltas, then one final message. Dropping the call aborts the request.
+        """Streams the answer to one prompt: deltas, then one final message; so for each sample, where there are several.
+        Dropping the call aborts the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

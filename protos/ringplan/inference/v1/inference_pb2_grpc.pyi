@@ -34,7 +34,9 @@ class InferenceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Streams the answer to one prompt: deltas, then one final message. Dropping the call aborts the request."""
+    """Streams the answer to one prompt: deltas, then one final message; so for each sample, where there are several.
+    Dropping the call aborts the request.
+    """
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelInfoRequest, _inference_pb2.GetModelInfoResponse]
     """Tells which model is loaded and its limits."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
@@ -48,7 +50,9 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Streams the answer to one prompt: deltas, then one final message. Dropping the call aborts the request."""
+    """Streams the answer to one prompt: deltas, then one final message; so for each sample, where there are several.
+    Dropping the call aborts the request.
+    """
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetModelInfoRequest, _inference_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     """Tells which model is loaded and its limits."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
@@ -65,7 +69,9 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
-        """Streams the answer to one prompt: deltas, then one final message. Dropping the call aborts the request."""
+        """Streams the answer to one prompt: deltas, then one final message; so for each sample, where there are several.
+        Dropping the call aborts the request.
+        """
 
     @_abc_1.abstractmethod
     def GetModelInfo(

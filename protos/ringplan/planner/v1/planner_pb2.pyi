@@ -415,7 +415,7 @@ class StepLayout(_message.Message):
     PLAN_LABELS_FIELD_NUMBER: _builtins.int
     PAGE_ORDER_FIELD_NUMBER: _builtins.int
     step_id: _builtins.int
-    """Identifies the step: 1 or more, strictly rising in a session, never used again."""
+    """Identifies the step: 1 to 2^63 - 1, strictly rising in a session, never used again."""
     commit: _builtins.bool
     """Whether the step's tokens are kept when it is committed."""
     repeat: _builtins.int
