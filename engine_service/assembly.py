@@ -20,6 +20,8 @@ from engine_service.metrics import EngineMetrics
 from engine_service.model_cache import ModelCache
 from engine_service.model_loading import LoadedModel, OnProgress, load_model
 from engine_service.model_runner import ModelRunner
+from engine_service.packed_weights import pack_weights
+from engine_service.plan_pipeline import choose_ring_depth
 from engine_service.planner_link import PlannerLink
 from engine_service.request import Request
 from engine_service.scheduler import Scheduler
@@ -73,6 +75,9 @@ def assemble_engine(
         torch.set_num_threads(settings.num_threads)
     cache = ModelCache(settings.model_cache_dir.expanduser()) if settings.model_cache else None
     loaded = load_model(settings.model, dtype=settings.dtype, cache=cache, on_progress=on_progress)
+    if settings.pack_weights:
+        num_packed = pack_weights(loaded.model)
+        _logger.info("%d linear layers have packed weights", num_packed)
     num_pages = _choose_num_pages(settings, loaded)
     runner = ModelRunner(loaded, num_pages=num_pages, page_size=settings.page_size)
     warm_up(runner, settings.max_step_tokens)
@@ -81,7 +86,7 @@ def assemble_engine(
         page_size=settings.page_size,
         num_pages=num_pages,
         max_running_requests=settings.max_running_requests,
-        ring_depth=settings.ring_depth,
+        ring_depth=settings.ring_depth or choose_ring_depth(settings.plan_ahead),
         cache_mode=_CACHE_MODES[settings.cache_mode],
         engine_name=settings.engine_name,
         plan_ahead=settings.plan_ahead,

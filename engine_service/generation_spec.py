@@ -53,6 +53,19 @@ class StoppingParams:
             )
 
 
+def check_num_contexts(num_contexts: int) -> None:
+    """Checks that a request has no more further contexts than there are labels for.
+
+    Args:
+        num_contexts: how many it has.
+
+    Raises:
+        InvalidRequestError: they are too many.
+    """
+    if num_contexts > len(GUIDANCE_LABELS):
+        raise InvalidRequestError("guidance", f"{num_contexts} contexts are more than {len(GUIDANCE_LABELS)}")
+
+
 class GuidanceContext(NamedTuple):
     """A further context of a request, which its answer is guided away from.
 
@@ -95,8 +108,7 @@ class GenerationSpec:
     echoes_prompt: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.guidance) > len(GUIDANCE_LABELS):
-            raise InvalidRequestError("guidance", f"{len(self.guidance)} contexts are more than {len(GUIDANCE_LABELS)}")
+        check_num_contexts(len(self.guidance))
         for number, context in enumerate(self.guidance):
             if not (math.isfinite(context.scale) and 0 <= context.scale <= MAX_GUIDANCE_SCALE):
                 raise InvalidRequestError(

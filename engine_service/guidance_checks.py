@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from engine_service.errors import InvalidRequestError, RequestTooLargeError
 from engine_service.request import GenerationSpec
 from engine_service.streams import RequestStream, build_streams
-from engine_service.validation import EngineLimits, check_token_ids
+from engine_service.validation import EngineLimits, check_token_ids, count_tokens_left
 
 
 def check_places(spec: GenerationSpec, max_running_requests: int) -> None:
@@ -50,14 +50,7 @@ def settle_guided_tokens(spec: GenerationSpec, max_tokens: int, limits: EngineLi
         check_token_ids(context.token_ids, limits, field)
         if not context.token_ids:
             raise InvalidRequestError(field, "the context is empty")
-        num_left = limits.max_context_tokens - len(context.token_ids)
-        if num_left < 1:
-            raise InvalidRequestError(
-                field,
-                f"a context of {len(context.token_ids)} tokens leaves no room for an answer in the model's context of "
-                f"{limits.max_context_tokens} tokens",
-            )
-        max_tokens = min(max_tokens, num_left)
+        max_tokens = min(max_tokens, count_tokens_left(len(context.token_ids), limits, field, "context"))
     streams = build_streams(spec.prompt_token_ids, [context.token_ids for context in spec.guidance])
 
     def count(num_tokens: int) -> int:

@@ -10,6 +10,21 @@ _TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _PLAIN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+class TextFormatter(logging.Formatter):
+    """Writes a record as a line of text: what callers put into a message starts no line and moves no cursor."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # As its base has it.
+        """Returns the record's line, without its exception.
+
+        Args:
+            record: what was logged, its message in place.
+        """
+        record.message = "".join(
+            [c if c.isprintable() else c.encode("unicode_escape").decode() for c in record.message]
+        )
+        return super().formatMessage(record)
+
+
 class JsonFormatter(logging.Formatter):
     """Writes a record as one JSON object a line; what a call passes as `extra` becomes further members."""
 
@@ -40,5 +55,5 @@ def configure_logs(level: str, *, as_json: bool) -> None:
         as_json: whether to write JSON.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(_TEXT_FORMAT))
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter(_TEXT_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

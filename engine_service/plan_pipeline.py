@@ -9,6 +9,7 @@ from engine_service.step_layout import StepSpec
 from engine_service.stream_lengths import StreamLengths
 from planner_service.client import (
     MAX_REPEAT,
+    MAX_RING_DEPTH,
     Layout,
     LayoutError,
     OutOfPagesError,
@@ -39,6 +40,11 @@ class _Run:
     num_steps_left: int = 0
     num_uncounted: int = 0
     has_failed: bool = False
+
+
+def choose_ring_depth(plan_ahead: int) -> int:
+    """Returns how many buffer sets let a run be planned while the one before it is read and given back by halves."""
+    return min(max(2, 2 * plan_ahead), MAX_RING_DEPTH)
 
 
 class PlanPipeline:
@@ -123,9 +129,8 @@ class PlanPipeline:
             num_left = session.num_outstanding()
             if 2 * num_left < self._plan_ahead and num_left < run.num_steps_left:
                 self._ask_ahead(run)
-            elif num_left > session.num_ready():
-                # The planner may be out of buffer sets for the plans to come: it needs this one back.
-                session.flush()
+            else:
+                session.flush_if_due()
 
     def cut(self) -> None:
         """Discards what is planned ahead."""

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 from uuid import uuid4
 
@@ -27,7 +28,7 @@ from engine_service.request import (
     GuidanceContext,
     PromptComputed,
 )
-from engine_service.validation import check_token_ids
+from engine_service.validation import check_num_characters, check_token_ids, count_tokens_left
 from engine_service.wire import (
     GenerateInput,
     Prompt,
@@ -49,8 +50,12 @@ SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 REASON_KEY = "ringplan-reason"
 FIELD_KEY = "ringplan-field"
 INTERNAL_REASON = "INTERNAL"
-# A status message travels in headers, whose size is limited.
-MAX_DETAILS_CHARACTERS = 1_000
+# A status message travels in headers, most of which are limited to 8 KiB, with three bytes for one that is not ASCII.
+MAX_DETAILS_BYTES = 2_000
+# Tokens that Detokenize takes, or as many as the model's context has if that is more.
+MAX_DETOKENIZED_TOKENS = 1 << 18
+# Messages up to here are read in the event loop, in milliseconds.
+MAX_BYTES_READ_AT_ONCE = 1 << 16
 
 _Status = grpc.StatusCode
 # A class that is not listed is treated as its nearest base that is.
@@ -120,7 +125,7 @@ class InferenceServicer:
         """Turns text or chat messages into token ids."""
 
         async def answer() -> bytes:
-            token_ids = await self._encode(read_tokenize_request(data))
+            token_ids = await self._encode(await _read(read_tokenize_request, data))
             return pb.TokenizeResponse(token_ids=token_ids).SerializeToString()
 
         return await _answer(context, answer())
@@ -130,6 +135,7 @@ class InferenceServicer:
 
         async def answer() -> bytes:
             request = parse(pb.DetokenizeRequest, data)
+            self._check_num_detokenized(len(request.token_ids))
             check_token_ids(request.token_ids, self._engine.limits, "token_ids")
             text = await asyncio.to_thread(
                 self._tokenizer.decode, list(request.token_ids), skip_special_tokens=request.skip_special_tokens
@@ -139,7 +145,7 @@ class InferenceServicer:
         return await _answer(context, answer())
 
     async def _generate(self, data: bytes, context: _Context) -> None:
-        asked = read_generate_request(data, default_request_id=uuid4().hex[:16])
+        asked = await _read(partial(read_generate_request, default_request_id=uuid4().hex[:16]), data)
         contexts = [
             GuidanceContext(tuple(await self._encode(context.prompt)), context.scale) for context in asked.guidance
         ]
@@ -170,13 +176,30 @@ class InferenceServicer:
 
     async def _encode(self, prompt: Prompt) -> list[int]:
         """Returns the prompt's tokens; a long text must not hold up the other calls."""
+        limits = self._engine.limits
+        check_num_characters(
+            prompt.num_characters, self._tokenizer.max_token_characters, limits, field=prompt.full_field
+        )
         if prompt.field == "token_ids":
+            count_tokens_left(len(prompt.token_ids), limits, prompt.full_field, "context" if prompt.path else "prompt")
             return list(prompt.token_ids)
         if prompt.field == "messages":
             return await asyncio.to_thread(self._tokenizer.encode_chat, prompt.messages, field=prompt.full_field)
         if not prompt.text:
             raise InvalidRequestError(prompt.full_field, "the prompt is empty")
         return await asyncio.to_thread(self._tokenizer.encode, prompt.text, field=prompt.full_field)
+
+    def _check_num_detokenized(self, num_tokens: int) -> None:
+        max_tokens = max(MAX_DETOKENIZED_TOKENS, self._engine.limits.max_context_tokens)
+        if num_tokens > max_tokens:
+            raise InvalidRequestError("token_ids", f"{num_tokens} tokens are more than {max_tokens}")
+
+
+async def _read(read: Callable[[bytes], ResultT], data: bytes) -> ResultT:
+    """Reads a message; one with millions of parts must not hold up the other calls."""
+    if len(data) <= MAX_BYTES_READ_AT_ONCE:
+        return read(data)
+    return await asyncio.to_thread(read, data)
 
 
 def _build_spec(asked: GenerateInput, token_ids: list[int], contexts: Sequence[GuidanceContext]) -> GenerationSpec:
@@ -239,7 +262,8 @@ async def _answer(context: _Context, answer: Awaitable[ResultT]) -> ResultT:
     except Exception as error:
         _logger.exception("a call failed within the engine")
         metadata = ((REASON_KEY, INTERNAL_REASON),)
-        await context.abort(grpc.StatusCode.INTERNAL, f"within the engine: {error!r}", trailing_metadata=metadata)
+        details = _shorten(f"within the engine: {error!r}")
+        await context.abort(grpc.StatusCode.INTERNAL, details, trailing_metadata=metadata)
 
 
 async def _abort(context: _Context, error: EngineError) -> NoReturn:
@@ -247,4 +271,8 @@ async def _abort(context: _Context, error: EngineError) -> NoReturn:
     metadata = [(REASON_KEY, reason)]
     if isinstance(error, InvalidRequestError):
         metadata.append((FIELD_KEY, error.field))
-    await context.abort(code, str(error)[:MAX_DETAILS_CHARACTERS], trailing_metadata=tuple(metadata))
+    await context.abort(code, _shorten(str(error)), trailing_metadata=tuple(metadata))
+
+
+def _shorten(details: str) -> str:
+    return details.encode(errors="replace")[:MAX_DETAILS_BYTES].decode(errors="ignore")

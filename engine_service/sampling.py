@@ -79,7 +79,10 @@ def _penalize_seen(scores: torch.Tensor, states: Sequence[SamplingState]) -> tor
     index = torch.tensor(rows, device=device)
     seen = torch.stack([seen for state in states if (seen := state.seen) is not None]).to(device)
     penalties = _column([states[row].params.repetition_penalty for row in rows], device)
-    return scores.index_copy(0, index, apply_repetition_penalty(scores[index], seen, penalties))
+    penalized = apply_repetition_penalty(scores[index], seen, penalties)
+    # A tiny penalty makes logits infinite, from which no probabilities follow.
+    limits = torch.finfo(scores.dtype)
+    return scores.index_copy(0, index, penalized.clamp_(limits.min, limits.max))
 
 
 def _penalize_counts(scores: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
@@ -106,7 +109,9 @@ def _ban(scores: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
 def _sample_rows(scores: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
     device = scores.device
     params = [state.params for state in states]
-    scores = scores / _column([one.temperature for one in params], device)
+    # Relative to the likeliest: a tiny temperature would make it infinite, and every probability NaN.
+    temperatures = _column([one.temperature for one in params], device)
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperatures.clamp_(min=torch.finfo(torch.float32).tiny)
     # In the order of transformers' processors: each filter sees what the ones before it left.
     if any(one.top_k for one in params):
         scores = keep_top_k(scores, [one.top_k for one in params])

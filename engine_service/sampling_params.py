@@ -16,6 +16,19 @@ MAX_LOGIT_BIAS = 100.0
 MAX_LOGIT_BIASES = 1_024
 
 
+def check_num_biases(num_biases: int) -> None:
+    """Checks that a request has no more biases than it may.
+
+    Args:
+        num_biases: how many it has.
+
+    Raises:
+        InvalidRequestError: they are too many.
+    """
+    if num_biases > MAX_LOGIT_BIASES:
+        raise InvalidRequestError("sampling.logit_bias", f"{num_biases} tokens are more than {MAX_LOGIT_BIASES}")
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen; the ranges are those of `inference.proto`.
@@ -64,10 +77,7 @@ class SamplingParams:
         self._check_logit_bias()
 
     def _check_logit_bias(self) -> None:
-        if len(self.logit_bias) > MAX_LOGIT_BIASES:
-            raise InvalidRequestError(
-                "sampling.logit_bias", f"{len(self.logit_bias)} tokens are more than {MAX_LOGIT_BIASES}"
-            )
+        check_num_biases(len(self.logit_bias))
         for token_id, bias in self.logit_bias:
             # Written so that a NaN is refused too.
             if not abs(bias) <= MAX_LOGIT_BIAS:

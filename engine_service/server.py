@@ -33,7 +33,8 @@ OnProgress = Callable[[str, float], None]
 EXIT_OK = 0
 EXIT_FAILED = 1
 _SERVER_OPTIONS = (
-    ("grpc.max_receive_message_length", 64 << 20),
+    # Room for a prompt of millions of tokens; a larger message would hold up the other calls while it is parsed.
+    ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", -1),
     # Without this a second engine would silently share the port with the first.
     ("grpc.so_reuseport", 0),

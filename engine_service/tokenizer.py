@@ -9,6 +9,9 @@ from transformers import PreTrainedTokenizerBase
 from engine_service.errors import InvalidRequestError
 from engine_service.request import ChatMessage
 
+# What a token may stand for even if the longest is shorter: some tokenizers leave out spaces, or join unknown letters.
+_MIN_TOKEN_CHARACTERS = 32
+
 
 class Tokenizer:
     """Text to token ids and back, as the model's tokenizer does it. Safe to call from several threads.
@@ -16,11 +19,15 @@ class Tokenizer:
     Args:
         backend: the tokenizer that came with the model.
         vocab_size: the model's number of token ids, which may exceed the tokenizer's.
+
+    Attributes:
+        max_token_characters: the most characters of a text that one token stands for.
     """
 
     def __init__(self, backend: PreTrainedTokenizerBase, *, vocab_size: int) -> None:
         self.backend = backend
         self.vocab_size = vocab_size
+        self.max_token_characters = max(_MIN_TOKEN_CHARACTERS, *map(len, backend.get_vocab()))
         # The compiled tokenizer where there is one: the Python layers above it cost more than a decode itself.
         self._compiled = getattr(backend, "backend_tokenizer", None)
         # transformers may change settings of the compiled tokenizer at the first call, which fails while others use it.

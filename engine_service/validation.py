@@ -50,6 +50,51 @@ def check_token_ids(token_ids: Sequence[int], limits: EngineLimits, field: str) 
         raise InvalidRequestError(field, f"{wrong}, at place {place}, is outside 0..{limits.vocab_size - 1}")
 
 
+def check_num_characters(num_characters: int, max_token_characters: int, limits: EngineLimits, field: str) -> None:
+    """Checks that a text can fit the model's context at all, before it is turned into tokens.
+
+    That takes seconds a megabyte, keeps the tokenizer from everybody else, and cannot be broken off.
+
+    Args:
+        num_characters: the text's length.
+        max_token_characters: the most characters that a token stands for.
+        limits: what it has to fit.
+        field: its name in the request.
+
+    Raises:
+        InvalidRequestError: it cannot.
+    """
+    num_fitting = limits.max_context_tokens * max_token_characters
+    if num_characters > num_fitting:
+        raise InvalidRequestError(
+            field,
+            f"{num_characters} characters are more than {num_fitting}, which is what the model's context of "
+            f"{limits.max_context_tokens} tokens can hold at the very most",
+        )
+
+
+def count_tokens_left(num_tokens: int, limits: EngineLimits, field: str, what: str = "prompt") -> int:
+    """Returns how many tokens of the model's context a prompt leaves for an answer.
+
+    Args:
+        num_tokens: tokens of the prompt.
+        limits: what it has to fit.
+        field: its name in the request.
+        what: what it is, for the error.
+
+    Raises:
+        InvalidRequestError: it leaves none.
+    """
+    num_left = limits.max_context_tokens - num_tokens
+    if num_left < 1:
+        raise InvalidRequestError(
+            field,
+            f"a {what} of {num_tokens} tokens leaves no room for an answer in the model's context of "
+            f"{limits.max_context_tokens} tokens",
+        )
+    return num_left
+
+
 def settle_max_tokens(num_prompt_tokens: int, max_tokens: int | None, limits: EngineLimits, field: str) -> int:
     """Checks that a prompt fits, and settles how many tokens may follow it.
 
@@ -70,13 +115,7 @@ def settle_max_tokens(num_prompt_tokens: int, max_tokens: int | None, limits: En
     """
     if num_prompt_tokens == 0:
         raise InvalidRequestError(field, "the prompt is empty")
-    num_left = limits.max_context_tokens - num_prompt_tokens
-    if num_left < 1:
-        raise InvalidRequestError(
-            field,
-            f"a prompt of {num_prompt_tokens} tokens leaves no room for an answer in the model's context of "
-            f"{limits.max_context_tokens} tokens",
-        )
+    num_left = count_tokens_left(num_prompt_tokens, limits, field)
     num_slots = limits.num_usable_pages * limits.page_size
     if max_tokens is None:
         # At least 1, so that a prompt which does not fit by itself is refused below.

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from engine_service.errors import InvalidRequestError
+from engine_service.generation_spec import check_num_contexts
 from engine_service.request import (
     ChatMessage,
     FinishReason,
@@ -18,7 +19,7 @@ from engine_service.request import (
     PromptComputed,
     StoppingParams,
 )
-from engine_service.sampling_params import SampledToken, SamplingParams
+from engine_service.sampling_params import SampledToken, SamplingParams, check_num_biases
 from ringplan.inference.v1 import inference_pb2 as pb
 
 MAX_REQUEST_ID_CHARACTERS = 128
@@ -46,13 +47,19 @@ class Prompt:
     field: str
     text: str = ""
     messages: tuple[ChatMessage, ...] = ()
-    token_ids: tuple[int, ...] = ()
+    # As protobuf has them: copying those of a message that is far too long would hold up everybody.
+    token_ids: Sequence[int] = ()
     path: str = ""
 
     @property
     def full_field(self) -> str:
         """Its name, as errors give it."""
         return self.path + self.field
+
+    @property
+    def num_characters(self) -> int:
+        """The length of its text, or of its messages together."""
+        return len(self.text) + sum(len(message.role) + len(message.content) for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +121,8 @@ def read_generate_request(data: bytes, default_request_id: str) -> GenerateInput
         raise InvalidRequestError(
             "request_id", f"{len(message.request_id)} characters are more than {MAX_REQUEST_ID_CHARACTERS}"
         )
+    # Before they are turned into tokens, one by one.
+    check_num_contexts(len(message.guidance))
     return GenerateInput(
         request_id=message.request_id or default_request_id,
         prompt=_read_prompt(message, ""),
@@ -202,7 +211,7 @@ def _read_prompt(message: pb.GenerateRequest | pb.GuidanceContext, path: str) ->
         forms[0],
         text=message.text,
         messages=_read_messages(message.messages, path),
-        token_ids=tuple(message.token_ids.ids),
+        token_ids=message.token_ids.ids,
         path=path,
     )
 
@@ -225,6 +234,7 @@ def _read_messages(messages: Sequence[pb.ChatMessage], path: str) -> tuple[ChatM
 
 def _read_sampling(message: pb.SamplingParams) -> SamplingParams:
     # A field that is not given keeps the default of SamplingParams, whatever the proto's zero value is.
+    check_num_biases(len(message.logit_bias))
     values = {field.name: value for field, value in message.ListFields()}
     return SamplingParams(**{**values, "logit_bias": tuple(sorted(message.logit_bias.items()))})
 

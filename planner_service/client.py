@@ -38,13 +38,14 @@ from planner_service.errors import (
     RingTimeoutError,
     UnknownStreamError,
 )
-from planner_service.messages import CacheMode, PlanSource
+from planner_service.messages import MAX_RING_DEPTH, CacheMode, PlanSource
 from planner_service.unix_socket import build_target, find_fault
 from ringplan.planner.v1 import planner_pb2_grpc
 
 __all__ = [
     "ARRAY_NAMES",
     "MAX_REPEAT",
+    "MAX_RING_DEPTH",
     "ArraysExtent",
     "CacheMode",
     "ClientError",

@@ -72,13 +72,8 @@ class PlanInbox:
         Raises:
             TimeoutError: nothing came in time.
         """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while not self._ready:
-            try:
-                if not self._receive(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                    return None
-            except queue.Empty:
-                raise TimeoutError(f"step {self._outstanding[0].start} has no plan after {timeout_seconds} s") from None
+        if not self._ready and not self._wait(timeout_seconds):
+            return None
         result = self._ready.popleft()
         self._forget_before(_find_end(result))
         return result
@@ -132,6 +127,17 @@ class PlanInbox:
     def wake(self) -> None:
         """Ends a wait: nothing will come any more. In the reader thread."""
         self._arrived.put(None)
+
+    def _wait(self, timeout_seconds: float | None) -> bool:
+        """Returns once a result is ready, or False if the stream has ended."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while not self._ready:
+            try:
+                if not self._receive(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    return False
+            except queue.Empty:
+                raise TimeoutError(f"step {self._outstanding[0].start} has no plan after {timeout_seconds} s") from None
+        return True
 
     def _receive(self, timeout_seconds: float | None) -> bool:
         """Moves one result to the ready ones, unless it has been discarded; returns False if the stream has ended."""

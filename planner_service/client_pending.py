@@ -24,19 +24,20 @@ class PendingRequest:
         self._clock = clock
         self._request = planner_pb2.PlanRequest()
         self._taken_seconds = clock()
-        self._released = 0  # the last step released, sent or not
-        self._sent_released = 0
+        self._released = self._sent_released = 0
+        self._committed = self._sent_committed = 0
 
     def release(self, step_id: int) -> None:
         """Adds the end of the leases of a step and all before it."""
         if step_id > self._released:
-            self._released = self._request.released_through = step_id
+            self._released = step_id
             self.is_empty = False
 
     def commit(self, step_id: int) -> None:
         """Adds that a step and all before it have run."""
-        self._request.committed_through = step_id
-        self.is_empty = False
+        if step_id > self._committed:
+            self._committed = step_id
+            self.is_empty = False
 
     def discard_from(self, step_id: int) -> None:
         """Adds that a step and all after it are given up."""
@@ -75,7 +76,10 @@ class PendingRequest:
     def take(self) -> planner_pb2.PlanRequest:
         """Returns the message, and begins another."""
         request, self._request = self._request, planner_pb2.PlanRequest()
+        if self._released > self._sent_released:
+            self._sent_released = request.released_through = self._released
+        if self._committed > self._sent_committed:
+            self._sent_committed = request.committed_through = self._committed
         self.is_empty = True
-        self._sent_released = self._released
         self._taken_seconds = self._clock()
         return request

@@ -239,16 +239,15 @@ class PlannerSession:
     def flush_if_due(self) -> None:
         """Sends what is buffered if the planner may soon lack buffer sets for submitted steps; to be called a step.
 
-        Half of the ring's sets are given back in one message, and the planner answers with as many plans, which costs
-        both sides less than a message a step. With 2 or 3 sets, or steps of 0.1 s and more, each step is a message.
+        Half of the ring goes back in one message, which costs less than a message a step; with 2 or 3 sets, or steps of
+        0.1 s and more, each step is one.
 
         Raises:
             SessionLostError: the session has ended.
             ProtocolError: the session has ended because a message broke the protocol.
         """
         self._stream.check_alive()
-        inbox = self._inbox
-        if self._pending.is_due(self.ring_depth) and inbox.num_outstanding() > inbox.num_ready():
+        if self._pending.is_due(self.ring_depth) and self._inbox.num_outstanding() > self._inbox.num_ready():
             self._send_pending()
 
     def close(self) -> None:

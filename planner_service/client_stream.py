@@ -49,7 +49,7 @@ class PlanStream:
         on_response: Callable[[planner_pb2.PlanResponse], None],
         on_end: Callable[[], None],
     ) -> None:
-        self.ending: SessionLostError | PlannerError | None = None
+        self._ending: SessionLostError | PlannerError | None = None
         self._on_response = on_response
         self._on_end = on_end
         self._is_closing = False
@@ -57,6 +57,13 @@ class PlanStream:
         self._start_call = start_call
         self._call: PlanCall | None = None
         self._reader = threading.Thread(target=self._read, name="ringplan-reader", daemon=True)
+
+    @property
+    def ending(self) -> SessionLostError | PlannerError | None:
+        """What ended the stream, or None while it runs; each time a new one, since a raised error keeps its raisers."""
+        if isinstance(self._ending, SessionLostError):
+            return SessionLostError(self._ending.reason, self._ending.status)
+        return None if self._ending is None else type(self._ending)(*self._ending.args)
 
     def start(self, first: planner_pb2.PlanRequest) -> None:
         """Starts the call with its first request."""
@@ -75,8 +82,9 @@ class PlanStream:
             SessionLostError: the stream has ended.
             ProtocolError: the planner ended it because a message broke the protocol.
         """
-        if self.ending is not None:
-            raise self.ending.with_traceback(None)
+        if self._ending is not None:
+            # Not by way of a variable: an error in a variable of the frame that raised it is a cycle.
+            raise cast("Exception", self.ending)
 
     def close(self) -> None:
         """Ends the stream in peace, and by force where the planner does not answer. May be called again."""
@@ -88,8 +96,9 @@ class PlanStream:
     def cancel(self) -> None:
         """Ends the stream by force, if it has not ended. May be called again."""
         self._is_closing = True
-        if self._reader.is_alive() and self._call is not None:
-            self._call.cancel()
+        call = self._call
+        if self._reader.is_alive() and call is not None:
+            call.cancel()
             self._join(CANCEL_TIMEOUT_SECONDS)
 
     def _join(self, timeout_seconds: float) -> None:
@@ -97,23 +106,36 @@ class PlanStream:
             self._reader.join(timeout_seconds)
 
     def _read(self) -> None:
-        assert self._call is not None
+        call = self._call
+        assert call is not None
         ending: SessionLostError | PlannerError = SessionLostError("the planner ended it", "OK")
         try:
-            for response in self._call:
+            for response in call:
                 self._on_response(response)
         except grpc.RpcError as error:
-            ending = _translate_ending(error)
+            # What a call raises is the call itself: with the traceback it would keep this frame, and that the session.
+            ending = _translate_ending(error.with_traceback(None))
         except Exception as error:
             # Whatever it is, the engine must hear of it: a reader that dies in silence leaves it waiting for ever.
             _logger.exception("a response of the planner cannot be read")
             ending = SessionLostError(f"a response cannot be read: {error!r}")
-            self._call.cancel()
+            call.cancel()
         if self._is_closing:
             ending = SessionLostError(CLOSED_REASON)
-        self.ending = ending
+        self._ending = ending
         self._outbox.put(None)  # gRPC's sending thread waits for the next request: this lets it go
-        self._on_end()
+        on_end = self._on_end
+        # An ended stream lets go of its session: a cycle would keep mapped memory until Python happens to collect.
+        self._on_end, self._on_response, self._call = _do_nothing, _ignore, None
+        on_end()
+
+
+def _do_nothing() -> None:
+    """Takes the place of `on_end` once it has been called."""
+
+
+def _ignore(_response: planner_pb2.PlanResponse) -> None:
+    """Takes the place of `on_response` once the stream has ended."""
 
 
 def _translate_ending(error: grpc.RpcError) -> SessionLostError | PlannerError:

@@ -5,7 +5,6 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from planner_service.core.arrays import ArraysExtent
 from planner_service.core.layout import Drop, Fork, PlanLabelRows, StepLayout, StreamOperation, Truncate
 from planner_service.errors import (
     InvalidLayoutError,
@@ -143,11 +142,13 @@ def _read_layout(layout: pb.StepLayout) -> StepLayout:
 
 def build_response(reply: SessionReply) -> pb.PlanResponse:
     """Returns what tells the engine of a reply."""
-    return pb.PlanResponse(
-        regions=[_build_region(region) for region in reply.regions],
-        plans=[_build_plan(result) for result in reply.results if isinstance(result, PlanReady)],
-        errors=[_build_error(result) for result in reply.results if isinstance(result, PlanFailed)],
-    )
+    response = pb.PlanResponse(regions=[_build_region(region) for region in reply.regions])
+    for result in reply.results:
+        if isinstance(result, PlanReady):
+            _add_plan(response, result)
+        else:
+            response.errors.append(_build_error(result))
+    return response
 
 
 def _build_region(region: RegionDescription) -> pb.Region:
@@ -160,27 +161,25 @@ def _build_region(region: RegionDescription) -> pb.Region:
     )
 
 
-def _build_plan(plan: PlanReady) -> pb.Plan:
-    return pb.Plan(
+def _add_plan(response: pb.PlanResponse, plan: PlanReady) -> None:
+    # Added in place: a message that is made by itself and then put into another is copied, which costs as much again.
+    message = response.plans.add(
         step_id=plan.step_id,
         region_id=plan.region_id,
         set_index=plan.set_index,
         num_bytes=plan.num_bytes,
         source=_NUMBER_BY_SOURCE[plan.source],
-        plan_labels=[_build_arrays(extent) for extent in plan.extents],
         page_copies_before=plan.page_copies_before,
         page_copies_after=plan.page_copies_after,
     )
-
-
-def _build_arrays(extent: ArraysExtent) -> pb.PlanArrays:
-    return pb.PlanArrays(
-        name=extent.name,
-        num_rows=extent.num_rows,
-        num_tokens=extent.num_tokens,
-        num_indices=extent.num_indices,
-        offsets=extent.offsets,
-    )
+    for extent in plan.extents:
+        message.plan_labels.add(
+            name=extent.name,
+            num_rows=extent.num_rows,
+            num_tokens=extent.num_tokens,
+            num_indices=extent.num_indices,
+            offsets=extent.offsets,
+        )
 
 
 def _build_error(failed: PlanFailed) -> pb.PlanError:

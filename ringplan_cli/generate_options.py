@@ -65,13 +65,20 @@ def build_request(prompt: str, options: GenerateOptions, *, has_chat_template: b
         for name in SAMPLING_FIELDS:
             value = getattr(options, name)
             if value is not None:
-                setattr(request.sampling, name, value)
-        if options.max_tokens is not None:
-            request.stopping.max_tokens = options.max_tokens
-        if options.min_tokens is not None:
-            request.stopping.min_tokens = options.min_tokens
+                _set(request.sampling, name, value)
+        for name in ("max_tokens", "min_tokens"):
+            value = getattr(options, name)
+            if value is not None:
+                _set(request.stopping, name, value)
         request.stopping.stop.extend(options.stop)
         request.stopping.ignore_eos = options.ignore_eos
     except ValueError as error:
         raise BadSettingsError(str(error)) from error
     return request
+
+
+def _set(message: inference_pb2.SamplingParams | inference_pb2.StoppingParams, name: str, value: float) -> None:
+    try:
+        setattr(message, name, value)
+    except ValueError as error:
+        raise BadSettingsError(f"--{name.replace('_', '-')}: {value} does not fit the field") from error

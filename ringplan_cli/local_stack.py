@@ -54,6 +54,11 @@ class LocalStack:
     ) -> None:
         self._resources.close()
 
+    @property
+    def engine_pid(self) -> int:
+        """The engine's process id."""
+        return self._supervisor.pid_of("engine")
+
     def wait_until_ready(self, name: str, show: ShowStep) -> None:
         """Waits until a process serves.
 

@@ -6,12 +6,20 @@ from typing import Annotated
 
 import typer
 
+from ringplan_cli.commands.bench_engine import engine
+from ringplan_cli.commands.bench_serve import EPILOG, serve
+from ringplan_cli.commands.bench_stream import stream
+
 PLAN_NOTES = (
-    "full: from scratch. cached: advanced, rows crossing pages at staggered steps. steady: cached, no row crosses a page. "
-    "naive: row by row, as the tests' reference does it. memcpy: the bytes alone. speed-up: naive / cached."
+    "full: from scratch. cached: advanced, rows crossing pages at staggered steps. "
+    "steady: cached, no row crosses a page. naive: row by row, as the tests' reference does it. "
+    "memcpy: the bytes alone. speed-up: naive / cached."
 )
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
+app.command()(stream)
+app.command()(engine)
+app.command(epilog=EPILOG)(serve)
 
 
 @app.callback()

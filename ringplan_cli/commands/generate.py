@@ -26,6 +26,8 @@ app = typer.Typer(add_completion=False)
 
 DEFAULT_TARGET = str(EngineSettings.model_fields["listen"].default)
 MAX_PROMPT_CHARACTERS = 1_000
+# gRPC takes a deadline that is too far away for one that is over.
+MAX_TIMEOUT_SECONDS = 1e6
 ENGINE_FLAGS = (
     "model",
     "dtype",
@@ -61,10 +63,12 @@ def generate(
     """Asks a model and streams its answer."""
     options = build_settings(GenerateOptions, read_given(context, GenerateOptions))
     engine_given = read_given(context, EngineSettings)
-    if prompt == "-":
-        prompt = sys.stdin.read()
     if engine_given and not local:
         raise BadSettingsError(f"--{next(iter(engine_given)).replace('_', '-')} needs --local")
+    # Before a model is loaded for nothing.
+    if timeout_seconds is not None and not 0 < timeout_seconds <= MAX_TIMEOUT_SECONDS:
+        raise BadSettingsError(f"--timeout-seconds: must be above 0, at most {MAX_TIMEOUT_SECONDS:g}")
+    prompt = _read_prompt(prompt)
     notes = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
     with ExitStack() as resources:
         stack = None
@@ -113,6 +117,17 @@ def _answer(
     print_report(notes, build_rows(times, final.usage.prompt_tokens, final.usage.completion_tokens, metrics))
 
 
+def _read_prompt(prompt: str) -> str:
+    """Returns the prompt; '-' stands for standard input."""
+    try:
+        if prompt == "-":
+            prompt = sys.stdin.read()
+        prompt.encode()
+    except UnicodeError as error:
+        raise BadSettingsError("the prompt is not valid UTF-8") from error
+    return prompt
+
+
 def _shorten(text: str) -> str:
     return text if len(text) <= MAX_PROMPT_CHARACTERS else f"{text[:MAX_PROMPT_CHARACTERS]} ..."
 
@@ -126,16 +141,26 @@ def _open_output() -> Iterator[Callable[[str], None]]:
     def write(text: str) -> None:
         nonlocal has_text
         has_text = has_text or bool(text)
-        sys.stdout.write(wrapper.add(make_printable(text)) if wrapper else text)
-        sys.stdout.flush()
+        _print(wrapper.add(make_printable(text)) if wrapper else text)
 
     try:
         yield write
     finally:
-        # An answer that was refused leaves no empty line.
-        if has_text:
-            sys.stdout.write((wrapper.finish() if wrapper else "") + "\n")
-            sys.stdout.flush()
+        # An answer that was refused leaves no empty line, nor does one that could not be written.
+        if has_text and sys.stdout is not None:
+            _print((wrapper.finish() if wrapper else "") + "\n")
+
+
+def _print(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # Whoever read it has had enough: the command ends in silence.
+    except OSError as error:
+        # What it still holds would be written once more at exit, and fail once more.
+        sys.stdout = None
+        raise CommandError(f"the answer cannot be written: {error.strerror}") from error
 
 
 def make_printable(text: str) -> str:

@@ -27,12 +27,18 @@ def count_calls(work: Callable[[], object]) -> int:
     return num_calls - 2  # `work` and the `setprofile` that ends it
 
 
-def measure_bytes(work: Callable[[], object]) -> tuple[int, int]:
-    """Returns how many bytes `work` allocates at most beyond what there was, and how many are left after it."""
+def measure_bytes(warm_up: Callable[[], object], work: Callable[[], object]) -> tuple[int, int]:
+    """Returns how many bytes `work` allocates at most beyond what there was, and how many are left after it.
+
+    Args:
+        warm_up: what comes before it; only memory that this allocates counts as freed if `work` frees it.
+        work: what is measured.
+    """
     gc.collect()
     gc.disable()
     tracemalloc.start()
     try:
+        warm_up()
         before, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
         work()

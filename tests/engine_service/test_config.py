@@ -24,6 +24,7 @@ def test_the_defaults_are_what_the_documentation_says(monkeypatch: pytest.Monkey
         "model": "smollm2",
         "dtype": "auto",
         "num_threads": 0,
+        "pack_weights": True,
         "model_cache": True,
         "model_cache_dir": Path("/home/someone/.cache/ringplan/models"),
         "listen": "127.0.0.1:50051",
@@ -149,7 +150,14 @@ def test_step_must_have_a_token_for_each_running_request() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{"num_pages": 1}, {"page_size": 0}, {"memory_share": 0.0}, {"memory_share": 1.5}, {"dtype": "int8"}],
+    [
+        {"num_pages": 1},
+        {"ring_depth": 1},
+        {"page_size": 0},
+        {"memory_share": 0.0},
+        {"memory_share": 1.5},
+        {"dtype": "int8"},
+    ],
 )
 def test_value_out_of_range_is_refused(given: dict[str, object]) -> None:
     """Every figure has its range."""

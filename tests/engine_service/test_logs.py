@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine_service.logs import JsonFormatter, configure_logs
+from engine_service.logs import JsonFormatter, TextFormatter, configure_logs
 
 
 @pytest.fixture
@@ -44,6 +44,19 @@ def test_a_json_record_carries_its_exception() -> None:
     except ValueError:
         record = logging.makeLogRecord({"msg": "failed", "exc_info": sys.exc_info()})
     assert json.loads(JsonFormatter().format(record))["exception"].endswith("ValueError: why")
+
+
+def test_what_a_caller_names_a_request_starts_no_line_of_its_own() -> None:
+    """Nobody writes lines into the log, or moves an operator's cursor; a traceback keeps its lines."""
+    name = "a\n2026-01-01 CRITICAL \x1b[2Jü\u2028\ud800"
+    record = logging.makeLogRecord({"msg": "request %s ended", "args": (name,)})
+    formatter = TextFormatter("%(message)s")
+    assert formatter.format(record) == r"request a\n2026-01-01 CRITICAL \x1b[2Jü\u2028\ud800 ended"
+    try:
+        raise ValueError("why")
+    except ValueError:
+        record = logging.makeLogRecord({"msg": "failed", "exc_info": sys.exc_info()})
+    assert formatter.format(record).startswith("failed\nTraceback ")
 
 
 @pytest.mark.usefixtures("_restored_logging")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine_service.plan_pipeline import PlanPipeline
+from engine_service.plan_pipeline import PlanPipeline, choose_ring_depth
 from engine_service.step_layout import StepSpec
 from planner_service.client import OutOfPagesError, Plan, PlannerClient, PlannerSession, Segment
 from ringplan.planner.v1 import planner_pb2
@@ -28,6 +28,12 @@ def planner() -> Iterator[PlannerProcess]:
         run_planner(Path(folder), ring_timeout_seconds=0.2) as planner,
     ):
         yield planner
+
+
+@pytest.mark.parametrize(("plan_ahead", "depth"), [(0, 2), (1, 2), (8, 16), (512, 1_024), (1_024, 1_024)])
+def test_the_ring_has_room_for_two_runs(plan_ahead: int, depth: int) -> None:
+    """One run is read while the next is planned; a ring has 2 to 1,024 sets."""
+    assert choose_ring_depth(plan_ahead) == depth
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Rules of the engine's link to its planner, on a real planner process."""
 
+import gc
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,3 +128,24 @@ def test_planner_that_does_not_answer_counts_as_lost(planner: PlannerProcess) ->
     finally:
         planner.go_on()
         link.close()
+
+
+def test_memory_of_a_lost_session_is_given_back_by_the_next(planner: PlannerProcess) -> None:
+    """Python may not collect by itself for hours: the regions of planners that are gone must not pile up."""
+
+    def count_regions() -> int:
+        return sum(str(planner.ring_dir) in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    gc.collect()
+    gc.disable()
+    try:
+        link = build_link(planner)
+        num_regions = []
+        for _ in range(4):
+            link.connect(10)
+            link.end_step(link.plan_step(make_step((1, 5))), is_kept=True)
+            num_regions.append(count_regions())
+        link.close()
+    finally:
+        gc.enable()
+    assert num_regions == [num_regions[0]] * 4

@@ -12,7 +12,16 @@ import pytest
 from engine_service import errors
 from engine_service.errors import EngineError
 from engine_service.ledger import deliver_directly
-from engine_service.rpc import FIELD_KEY, INTERNAL_REASON, REASON_KEY, SERVICE_NAME, InferenceServicer, find_status
+from engine_service.rpc import (
+    FIELD_KEY,
+    INTERNAL_REASON,
+    MAX_BYTES_READ_AT_ONCE,
+    MAX_DETOKENIZED_TOKENS,
+    REASON_KEY,
+    SERVICE_NAME,
+    InferenceServicer,
+    find_status,
+)
 from engine_service.tokenizer import Tokenizer
 from ringplan.inference.v1 import inference_pb2 as pb
 from ringplan.inference.v1 import inference_pb2_grpc
@@ -154,6 +163,20 @@ def test_text_and_messages_are_the_tokenizers_tokens(tmp_path: Path) -> None:
         (pb.GenerateRequest(token_ids=pb.TokenIds()), "token_ids", "empty"),
         (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 384])), "token_ids", "384, at place 1"),
         (pb.GenerateRequest(text="a b " * 900), "text", "1000 tokens"),
+        # So long that it is not even turned into tokens.
+        (pb.GenerateRequest(text="a b " * 9_000), "text", "36000 characters are more than 32000"),
+        (
+            pb.GenerateRequest(messages=[pb.ChatMessage(role="user", content="a" * 13)] * 2_000),
+            "messages",
+            "34000 characters",
+        ),
+        (
+            pb.GenerateRequest(text="a", guidance=[pb.GuidanceContext(text="a" * 32_001, scale=1)]),
+            "guidance[0].text",
+            "32001 characters",
+        ),
+        # Their number comes first: looking at each of millions would hold up the other calls.
+        (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[999] * 1_000)), "token_ids", "a prompt of 1000 tokens"),
         (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(top_p=1.5)), "sampling.top_p", "1.5"),
         (
             pb.GenerateRequest(text="a", stopping=pb.StoppingParams(stop_token_ids=[-1])),
@@ -202,6 +225,64 @@ def test_bytes_that_are_no_message_are_bad_input(tmp_path: Path, method: str) ->
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await answer
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    run_service(tmp_path, test)
+
+
+def test_text_far_beyond_the_context_never_reaches_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take the tokenizer from everybody for seconds or minutes; the same goes for the way back."""
+    monkeypatch.setattr(TOKENIZER, "backend", None)
+    monkeypatch.setattr(TOKENIZER, "_compiled", None)
+
+    async def test(service: Service) -> None:
+        calls: list[Awaitable[object]] = [
+            service.generate(pb.GenerateRequest(text="a" * 32_001)),
+            service.stub.Tokenize(pb.TokenizeRequest(text="a" * 32_001)),
+            service.stub.Detokenize(pb.DetokenizeRequest(token_ids=[5] * (MAX_DETOKENIZED_TOKENS + 1))),
+        ]
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    run_service(tmp_path, test)
+
+
+def test_message_of_many_parts_holds_up_nobody(tmp_path: Path) -> None:
+    """While 300,000 messages are read, which takes most of a second, the event loop goes on."""
+
+    async def test(service: Service) -> None:
+        data = pb.GenerateRequest(messages=[pb.ChatMessage(role="user", content="a")] * 300_000).SerializeToString()
+        call = asyncio.ensure_future(service.channel.unary_stream(f"/{SERVICE_NAME}/Generate")(data).read())
+        num_ticks = 0
+        while not call.done():
+            await asyncio.sleep(0.001)
+            num_ticks += 1
+        with pytest.raises(grpc.aio.AioRpcError, match="characters are more than"):
+            await call
+        # Without a thread there are as many as pass while the message is on its way.
+        assert len(data) > MAX_BYTES_READ_AT_ONCE
+        assert num_ticks > 20
+
+    run_service(tmp_path, test)
+
+
+def test_long_details_reach_the_caller_with_their_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status message travels in headers, percent-encoded: one that is too long would cost the caller the status."""
+
+    def refuse(*_args: object, **_given: object) -> list[int]:
+        raise errors.InvalidRequestError("messages", "日本🙂" * 5_000)
+
+    monkeypatch.setattr(TOKENIZER, "encode_chat", refuse)
+
+    async def test(service: Service) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.generate(pb.GenerateRequest(messages=[pb.ChatMessage(role="user")]))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert _metadata(caught.value) == {REASON_KEY: "INVALID_REQUEST", FIELD_KEY: "messages"}
+        assert str(caught.value.details()).startswith("messages: 日本🙂日本")
 
     run_service(tmp_path, test)
 

@@ -98,6 +98,25 @@ def test_greedy_takes_the_likeliest_after_the_penalty() -> None:
     assert expected[1] != 5
 
 
+@pytest.mark.parametrize("temperature", [1e-10, 1e-38, 1e-45])
+@pytest.mark.parametrize("given", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}])
+def test_a_tiny_temperature_takes_the_likeliest(temperature: float, given: dict[str, float]) -> None:
+    """Logits divided by it would be infinite, and every probability NaN."""
+    logits = build_logits(3)
+    states = [build_state(SamplingParams(temperature=temperature, seed=1, **given)) for _ in logits]  # type: ignore[arg-type]  # top_k is a whole number.
+    assert sample_ids(logits, states) == logits.argmax(dim=-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_tiny_penalty_takes_what_was_seen(temperature: float) -> None:
+    """Logits of seen tokens divided by it are infinite, which leaves no probabilities to draw from."""
+    logits = build_logits(1)
+    logits[0, PROMPT[0]] = 1.0
+    state = build_state(SamplingParams(temperature=temperature, seed=1, repetition_penalty=1e-45))
+    (token_id,) = sample_ids(logits, [state])
+    assert token_id in {one for one in PROMPT if logits[0, one] > 0}
+
+
 def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch() -> None:
     """Alone, or among requests with other settings, in any place."""
     params = SamplingParams(temperature=1.2, top_k=30, seed=7)

@@ -34,6 +34,15 @@ def test_text_is_encoded_as_transformers_does_and_comes_back(
     assert tokenizer.decode(token_ids) == text
 
 
+def test_no_token_stands_for_more_characters_than_the_bound(tokenizer: Tokenizer) -> None:
+    """So a text's length tells that it has too many tokens without making them."""
+    longest = max(tokenizer.backend.get_vocab(), key=len)
+    for text in (" planner" * 50, longest * 50, "日" * 50):
+        assert len(text) <= len(tokenizer.encode(text)) * tokenizer.max_token_characters
+    # Longer than any token here: some tokenizers leave out spaces, which then count with their neighbours.
+    assert tokenizer.max_token_characters == 32 > len(longest)
+
+
 def test_special_tokens_are_left_out_of_text_on_request(tokenizer: Tokenizer) -> None:
     """And only on request."""
     token_ids = tokenizer.encode("hello<|end|>")

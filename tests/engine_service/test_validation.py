@@ -3,7 +3,14 @@
 import pytest
 
 from engine_service.errors import InvalidRequestError, RequestTooLargeError
-from engine_service.validation import EngineLimits, check_min_tokens, check_token_ids, settle_max_tokens
+from engine_service.validation import (
+    EngineLimits,
+    check_min_tokens,
+    check_num_characters,
+    check_token_ids,
+    count_tokens_left,
+    settle_max_tokens,
+)
 
 # 4 usable pages of 4 tokens: 16 slots; answers of 10 tokens where nothing is said.
 LIMITS = EngineLimits(vocab_size=100, max_context_tokens=14, page_size=4, num_pages=5, default_max_tokens=10)
@@ -24,6 +31,21 @@ def test_token_ids_out_of_range_are_refused_with_value_and_place(token_ids: list
 def test_token_ids_of_the_model_pass(token_ids: list[int]) -> None:
     """Every id from 0 to vocab_size - 1 is allowed, and so are none."""
     check_token_ids(token_ids, LIMITS, "token_ids")
+
+
+def test_text_that_no_tokens_of_the_context_can_hold_is_refused() -> None:
+    """14 tokens of at most 3 characters are 42 characters; the message has all figures."""
+    check_num_characters(42, 3, LIMITS, "text")
+    with pytest.raises(InvalidRequestError, match=r"43 characters are more than 42.*14 tokens") as caught:
+        check_num_characters(43, 3, LIMITS, "text")
+    assert caught.value.field == "text"
+
+
+def test_what_a_prompt_leaves_is_counted_or_refused_by_its_name() -> None:
+    """At least one token has to be left."""
+    assert count_tokens_left(13, LIMITS, "text") == 1
+    with pytest.raises(InvalidRequestError, match=r"a context of 14 tokens leaves no room.*14 tokens"):
+        count_tokens_left(14, LIMITS, "guidance[0].text", "context")
 
 
 def test_empty_prompt_is_refused() -> None:

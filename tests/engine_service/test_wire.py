@@ -67,6 +67,8 @@ def test_every_parameter_arrives() -> None:
         (pb.GenerateRequest(text="a", messages=[pb.ChatMessage(role="user")]), "messages"),
         (pb.GenerateRequest(messages=[pb.ChatMessage(content="a")]), "messages[0].role"),
         (pb.GenerateRequest(text="a", request_id="x" * 129), "request_id"),
+        # Refused for their number before any of them is looked at, let alone turned into tokens.
+        (pb.GenerateRequest(text="a", guidance=[pb.GuidanceContext()] * 3), "guidance"),
         (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(temperature=-1)), "sampling.temperature"),
         (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(temperature=float("nan"))), "sampling.temperature"),
         (pb.GenerateRequest(text="a", sampling=pb.SamplingParams(top_p=1.5)), "sampling.top_p"),

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -212,7 +213,7 @@ def test_a_planner_that_is_asked_to_end_says_so(own_planner: PlannerProcess) -> 
 
 def test_nothing_waits_for_a_planner_that_stands_still(own_planner: PlannerProcess) -> None:
     """With the planner stopped, plans time out, closing gives up, and opening says that nobody answers."""
-    client = PlannerClient(own_planner.target, connect_timeout_seconds=0.2)
+    client = PlannerClient(own_planner.target, connect_timeout_seconds=2.0)
     session = _open(client)
     own_planner.pause()
     session.submit(session.build_layout([Segment("a", "main")]))
@@ -224,6 +225,32 @@ def test_nothing_waits_for_a_planner_that_stands_still(own_planner: PlannerProce
     client.close()
     with pytest.raises(PlannerUnavailableError, match="the client is closed"):
         _open(client)
+
+
+def test_a_session_whose_planner_died_is_gone_with_its_last_reference(own_planner: PlannerProcess) -> None:
+    """No cycle keeps it: its mapped memory goes without waiting for the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        with PlannerClient(own_planner.target) as client:
+            session = _open(client)
+            session.submit(session.build_layout([Segment("a", "main")]))
+            session.next_plan(10.0)
+            own_planner.kill()
+            with pytest.raises(SessionLostError):
+                _wait_until_lost(session)
+            session.close()
+        reference = weakref.ref(session)
+        del session
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def _wait_until_lost(session: PlannerSession) -> None:
+    for _ in range(500):
+        session.flush()
+        time.sleep(0.02)
 
 
 def test_closing_the_client_closes_its_sessions(planner_process: PlannerProcess) -> None:

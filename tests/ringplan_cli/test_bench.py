@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 from planner_service.core.arrays import build_extents
 from ringplan_cli.app import app
 from ringplan_cli.bench_scale import NUM_STEPS, PAGE_SIZE, ScaleCase, measure_scale
+from ringplan_cli.bench_stream import Spread
 
 RUNNER = CliRunner()
 
@@ -30,6 +31,13 @@ def test_bench_plan_measures_plans_of_the_size_it_names() -> None:
         assert all(case[f"{name}_us"] > 0 for name in ("full", "cached", "cached_no_crossing", "naive", "memcpy"))
 
 
+def test_bench_plan_measures_many_plan_labels_of_few_rows() -> None:
+    """What stands between the arrays of many small plan labels has room too."""
+    command = "bench plan --rows 1 --pages 1 --labels 100 --rounds 1 --json"
+    result = RUNNER.invoke(app, command.split())
+    assert result.exit_code == 0, result.output
+
+
 def test_bench_plan_prints_a_table_with_a_row_a_case() -> None:
     """People get headings, a line a case and what the columns mean."""
     result = RUNNER.invoke(app, ["bench", "plan", "--rows", "2", "--pages", "3", "--labels", "1", "--rounds", "1"])
@@ -39,6 +47,50 @@ def test_bench_plan_prints_a_table_with_a_row_a_case() -> None:
     assert headings.split()[:5] == ["labels", "rows", "pages", "bytes", "full"]
     assert case.split()[:3] == ["1", "2", "3"]
     assert " ".join(notes).startswith("full: from scratch.")
+
+
+def test_bench_stream_measures_every_combination_on_a_real_planner() -> None:
+    """Each case has its figures, and in step with an engine that is slow enough every plan is ready but the first."""
+    command = (
+        "bench stream --rows 2 --labels 1 --labels 3 --repeat 1 --repeat 4 --step-ms 0 --pages 2 --steps 20 --json"
+    )
+    result = RUNNER.invoke(app, command.split())
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert {"processor", "cores", "python", "numpy"} == document["machine"].keys()
+    cases = document["cases"]
+    assert [(case["num_labels"], case["num_rows"], case["repeat"], case["step_ms"]) for case in cases] == [
+        (1, 2, 1, 0),
+        (1, 2, 4, 0),
+        (3, 2, 1, 0),
+        (3, 2, 4, 0),
+    ]
+    for case in cases:
+        assert case["ring_depth"] == 2 * case["repeat"]
+        assert 0 <= case["ready_share"] <= 1
+        assert all(case[f"calls_{name}_us"] > 0 for name in ("mean", "p50", "p99"))
+        assert all(case[f"blocked_{name}_us"] >= 0 for name in ("mean", "p50", "p99"))
+        figures = ("engine_cpu_us", "planner_cpu_us", "plans_per_second", "in_process_full_us", "in_process_cached_us")
+        assert all(case[name] > 0 for name in (*figures, "unary_call_us"))
+        assert case["num_stalls"] >= 0
+
+
+def test_bench_stream_prints_a_table_with_a_row_a_case() -> None:
+    """People get headings, a line a case and what the columns mean; a step may keep the thread busy."""
+    command = "bench stream --rows 2 --labels 1 --repeat 2 --step-ms 0.1 --pages 2 --steps 5 --spin"
+    result = RUNNER.invoke(app, command.split())
+    assert result.exit_code == 0, result.output
+    title, headings, case, *notes = result.stdout.splitlines()
+    assert title.startswith("Microseconds a step")
+    assert headings.split()[:6] == ["labels", "rows", "repeat", "depth", "step", "ms"]
+    assert case.split()[:5] == ["1", "2", "2", "4", "0.1"]
+    assert " ".join(notes).startswith("calls: the engine's thread")
+
+
+def test_a_spread_has_the_mean_the_middle_and_the_slowest_hundredth() -> None:
+    """Times come in nanoseconds and go out in microseconds."""
+    assert Spread.of([1000 * value for value in range(200)]) == Spread(mean=99.5, p50=100.0, p99=198.0)
+    assert Spread.of([5000]) == Spread(5.0, 5.0, 5.0)
 
 
 def test_bench_scale_weighs_a_planner_that_holds_what_the_case_says() -> None:

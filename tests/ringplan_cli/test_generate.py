@@ -85,6 +85,40 @@ def test_engine_flags_without_local_are_refused() -> None:
     assert str(result.exception) == "--num-pages needs --local"
 
 
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e300"])
+def test_time_out_that_is_none_is_refused(seconds: str) -> None:
+    """gRPC would take it for one that is over, and blame the engine."""
+    result = CliRunner().invoke(app, ["generate", "--timeout-seconds", seconds, "Why?"])
+    assert isinstance(result.exception, BadSettingsError)
+    assert "--timeout-seconds" in str(result.exception)
+
+
+@pytest.mark.parametrize("arguments", [["-"], [b"\xff\xfe"]])
+def test_prompt_that_is_not_utf8_is_named_before_anything_starts(arguments: list[str | bytes]) -> None:
+    """The person learns that it is the prompt, and waits for no model."""
+    result = subprocess.run(
+        [sys.executable, "-m", "ringplan_cli", "generate", "--local", *arguments],
+        input=b"\xff\xfe",
+        capture_output=True,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert result.stderr == b"error: the prompt is not valid UTF-8\n"
+
+
+def test_full_disk_ends_the_answer_with_one_line(tmp_path: Path) -> None:
+    """What cannot be written is told, not traced."""
+    with serve_fake_engine(tmp_path, say("blue")) as (target, _), Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "ringplan_cli", "generate", "--quiet", "--target", target, "Why?"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert result.returncode == 1
+    assert result.stderr == b"error: the answer cannot be written: No space left on device\n"
+
+
 def test_missing_prompt_is_a_usage_error() -> None:
     """Without a prompt there is nothing to ask."""
     assert CliRunner().invoke(app, ["generate"]).exit_code == 2

@@ -78,6 +78,21 @@ def test_what_the_contract_cannot_carry_is_a_usage_error(prompt: str, options: G
         build_request(prompt, options, has_chat_template=True)
 
 
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        (GenerateOptions(seed=-1), "--seed: -1"),
+        (GenerateOptions(top_k=2**31), "--top-k"),
+        (GenerateOptions(max_tokens=2**40), "--max-tokens"),
+        (GenerateOptions(min_tokens=-(2**40)), "--min-tokens"),
+    ],
+)
+def test_number_out_of_its_fields_range_is_told_by_its_flag(options: GenerateOptions, flag: str) -> None:
+    """A person learns which of the numbers it is."""
+    with pytest.raises(BadSettingsError, match=flag):
+        build_request("Hi", options, has_chat_template=True)
+
+
 def test_system_message_without_a_template_is_refused() -> None:
     """An option that could have no effect is an error, not silence."""
     with pytest.raises(BadSettingsError, match="--system"):

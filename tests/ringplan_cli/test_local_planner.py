@@ -10,6 +10,7 @@ import pytest
 from planner_service.health import HealthCheckError, check
 from ringplan_cli.errors import CommandError
 from ringplan_cli.local_planner import LocalPlanner
+from ringplan_cli.run_report import fetch_metrics
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -29,6 +30,7 @@ def test_planner_serves_within_and_is_gone_after(tmp_path: Path) -> None:
     with LocalPlanner() as planner:
         assert check(planner.target, timeout_seconds=5.0)
         planner.check_running()
+        assert fetch_metrics(planner.metrics_url).sum("ringplan_sessions") == 0
     with pytest.raises(HealthCheckError):
         check(planner.target, timeout_seconds=1.0)
     assert not list(tmp_path.iterdir())

@@ -38,17 +38,17 @@ def test_report_names_every_figure() -> None:
         "tiny: 3 requests",
         "requests: 3 of 3 sent in 2.0 s: 2 completed, 1 refused",
         "throughput: 1.00 requests/s, 3.00 answer tokens/s, 10.00 prompt tokens/s",
-        "goodput: 0.00 requests/s, 0.0% of those sent; missed inter-token latency: 2",
+        "goodput: 0.00 requests/s, 0.0% of those sent; missed inter-token: 2",
         "refused: QUEUE_FULL 1",
         "under way: 2 at most",
         LATE,
         "",
         "Latencies",
-        "milliseconds             count     mean      p50      p90      p95      p99      max",
-        "time to first token          2    250.0    250.0    250.0    250.0    250.0    250.0",
-        "inter-token latency          4    500.0    500.0    500.0    500.0    500.0    500.0",
-        "longest gap in an answer     2  1,000.0  1,000.0  1,000.0  1,000.0  1,000.0  1,000.0",
-        "end to end                   2  1,250.0  1,250.0  1,250.0  1,250.0  1,250.0  1,250.0",
+        "milliseconds  count     mean      p50      p90      p95      p99      max",
+        "first token       2    250.0    250.0    250.0    250.0    250.0    250.0",
+        "inter-token       4    500.0    500.0    500.0    500.0    500.0    500.0",
+        "longest gap       2  1,000.0  1,000.0  1,000.0  1,000.0  1,000.0  1,000.0",
+        "end to end        2  1,250.0  1,250.0  1,250.0  1,250.0  1,250.0  1,250.0",
     ]
 
 
@@ -57,4 +57,4 @@ def test_report_of_nothing_says_so() -> None:
     text = write([build_record(0.0, outcome=Outcome.PENDING)], LatencyTargets(), 0.0)
     assert "requests: 0 of 1 sent in 0.0 s: 0 completed" in text
     assert "schedule: nothing was sent" in text
-    assert "end to end                    0     -" in text
+    assert "end to end        0     -" in text
