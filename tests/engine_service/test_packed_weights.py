@@ -1,0 +1,79 @@
+"""Packed weights compute what the layers computed before."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from engine_service.packed_weights import PackedLinear, pack_weights
+
+
+def _build_layers() -> nn.ModuleDict:
+    torch.manual_seed(0)
+    return nn.ModuleDict(
+        {
+            "plain": nn.Linear(24, 40, bias=False),
+            "inner": nn.Sequential(nn.Linear(24, 7), nn.ReLU()),
+            "short": nn.Linear(24, 8).to(torch.bfloat16),
+            "norm": nn.LayerNorm(24),
+        }
+    ).eval()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 24), (1, 33, 24), (5, 24)])
+def test_packed_layers_give_the_same_products(shape: tuple[int, ...]) -> None:
+    """With and without a bias, for one row and for many, up to rounding."""
+    layers = _build_layers()
+    x = torch.randn(shape)
+    with torch.inference_mode():
+        expected = [layers[name](x) for name in ("plain", "inner")]
+        assert pack_weights(layers) == 2
+        products = [layers[name](x) for name in ("plain", "inner")]
+    for product, reference in zip(products, expected, strict=True):
+        torch.testing.assert_close(product, reference, rtol=1e-5, atol=1e-5)
+
+
+def test_only_plain_float32_layers_are_packed() -> None:
+    """Other types keep their weights, and so does a subclass, which may compute something else."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    layers = _build_layers()
+    layers["scaled"] = Scaled(24, 8)
+    assert pack_weights(layers) == 2
+    assert isinstance(layers["plain"], PackedLinear)
+    assert isinstance(layers["short"], nn.Linear)
+    assert isinstance(layers["scaled"], Scaled)
+
+
+def test_packed_layer_tells_the_shape_and_type_of_its_weight() -> None:
+    """Model code that asks for them still gets them; the unpacked values are gone."""
+    layers = _build_layers()
+    pack_weights(layers)
+    weight: Any = layers["plain"].weight
+    assert (weight.shape, weight.dtype, weight.device.type) == ((40, 24), torch.float32, "meta")
+
+
+def test_weight_that_another_layer_shares_stays_there() -> None:
+    """Embeddings that are tied to the last layer still work."""
+    model = nn.ModuleDict({"embedding": nn.Embedding(40, 24), "head": nn.Linear(24, 40, bias=False)})
+    model["head"].weight = model["embedding"].weight
+    expected = model["embedding"](torch.tensor([3])).detach().clone()
+    pack_weights(model)
+    torch.testing.assert_close(model["embedding"](torch.tensor([3])), expected, rtol=0, atol=0)
+
+
+def test_kernels_that_compute_something_else_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first packed layer is compared with the layer it replaces; a difference leaves all as they are."""
+    layers = _build_layers()
+    monkeypatch.setattr(PackedLinear, "forward", lambda self, x: x.new_zeros((*x.shape[:-1], self.out_features)))
+    with caplog.at_level(logging.WARNING):
+        assert pack_weights(layers) == 0
+    assert isinstance(layers["plain"], nn.Linear)
+    assert "weights stay as they are: packed weights give other products" in caplog.text
