@@ -39,10 +39,11 @@ check: .venv/installed-dev  ## Lint, types, import rules, protos, what is genera
 	$(BIN)/python scripts/configuration.py --check
 	$(BIN)/shellcheck .ci/run
 
-bench: .venv/installed-dev  ## Measure the core, a planner process and what its plans cost an engine (the short form).
+bench: .venv/installed-dev  ## Measure the core, a planner process, what its plans cost an engine, and an engine (the short form).
 	$(BIN)/ringplan bench plan --rounds 2
 	$(BIN)/ringplan bench scale
 	$(BIN)/ringplan bench stream --rows 32 --rows 128 --repeat 1 --repeat 16 --step-ms 0 --step-ms 2 --steps 300
+	$(BIN)/ringplan bench engine --short
 
 protos: .venv/installed-dev  ## Make the Python stubs of the protos again.
 	$(BIN)/python scripts/stubs.py

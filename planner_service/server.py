@@ -32,7 +32,7 @@ EXIT_CANNOT_START = 1
 # Layouts and dumps grow with an engine's batch and its pages, and the other end is on this machine.
 _SERVER_OPTIONS = (("grpc.max_receive_message_length", 256 << 20), ("grpc.max_send_message_length", -1))
 _SUMMARY_SECONDS = 5.0
-_STOP_SECONDS = 1.0
+_STOP_SECONDS = 3.0  # for ended calls to tell their engines why; a busy machine needs more than one
 
 _logger = logging.getLogger(__name__)
 

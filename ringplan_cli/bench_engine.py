@@ -27,6 +27,8 @@ NUM_FORWARDS = 20
 TIMEOUT_SECONDS = 1_200.0
 OPTIONS = LoadOptions(prompt_tokens=PROMPT_TOKENS, answer_tokens=ANSWER_TOKENS)
 SHORT_OPTIONS = LoadOptions(prompt_tokens=PROMPT_TOKENS, answer_tokens=UniformLengths(16, 64))
+# Where a step is measured, and not an answer.
+STEP_OPTIONS = LoadOptions(prompt_tokens=PROMPT_TOKENS, answer_tokens=UniformLengths(12, 24))
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class BenchPlan:
         arrival_seconds: how long requests come at random moments; 0 leaves that out.
         has_planners: whether planners and cache modes are compared.
         options: the requests.
+        planner_options: the requests that planners are compared with.
     """
 
     concurrency: tuple[int, ...]
@@ -69,6 +70,7 @@ class BenchPlan:
     arrival_seconds: float
     has_planners: bool
     options: LoadOptions
+    planner_options: LoadOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def measure(given: Mapping[str, Any], plan: BenchPlan, notes: Console) -> BenchR
     planners = []
     if plan.has_planners:
         with notes.status("comparing planners"):
-            planners = list(measure_planners(settings, plan.options, max(plan.concurrency), plan.num_repeats))
+            planners = list(measure_planners(settings, plan.planner_options, max(plan.concurrency), plan.num_repeats))
     machine = describe_machine() | {"torch": f"torch {facts['torch']}", "threads": f"{facts['threads']} threads"}
     return BenchReport(machine, info.model, cases, arrivals, planners)
 

@@ -46,7 +46,7 @@ def engine(  # noqa: PLR0913, PLR0917  # Each is an option of its own.
     """Times a planner and an engine of its own against transformers and the bare model."""
     from rich.console import Console
 
-    from ringplan_cli.bench_engine import OPTIONS, SHORT_OPTIONS
+    from ringplan_cli.bench_engine import OPTIONS, SHORT_OPTIONS, STEP_OPTIONS
     from ringplan_cli.bench_engine_report import BenchPlan, measure, print_report
 
     if short:
@@ -59,6 +59,7 @@ def engine(  # noqa: PLR0913, PLR0917  # Each is an option of its own.
         arrival_seconds=arrivals,
         has_planners=planners,
         options=SHORT_OPTIONS if short else OPTIONS,
+        planner_options=STEP_OPTIONS if short else SHORT_OPTIONS,
     )
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
     report = measure(read_given(context, EngineSettings), plan, notes)

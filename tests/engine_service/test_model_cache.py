@@ -255,7 +255,11 @@ def test_two_engines_at_once_leave_one_whole_entry(
 ) -> None:
     """Each has written everything before either puts it in its place; both start, and a third reads what is there."""
     files = ModelFiles(gguf_file)
-    parts = ModelParts(files.read_config(), files.read_tokenizer(), load_model(gguf_file).model)
+    # Each has a model of its own, as two engines have: a tokenizer must not be saved by two threads at once.
+    engines = [
+        (one, ModelParts(files.read_config(), files.read_tokenizer(), load_model(gguf_file).model))
+        for one in (cache, ModelCache(cache.folder))
+    ]
     key, barrier = build_key(gguf_file, "auto", "cpu"), threading.Barrier(2)
     put_in_place = ModelCache._put_in_place
 
@@ -265,7 +269,7 @@ def test_two_engines_at_once_leave_one_whole_entry(
 
     monkeypatch.setattr(ModelCache, "_put_in_place", meet_and_put)
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lambda one: one.try_store(key, parts), [cache, ModelCache(cache.folder)])) == [True, True]
+        assert list(pool.map(lambda engine: engine[0].try_store(key, engine[1]), engines)) == [True, True]
     load_model(gguf_file, cache=cache)
     assert conversions[-1] == find_entry(cache)
 
