@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ringplan.inference.v1 import inference_pb2, inference_pb2_grpc
 
 START_TIMEOUT_SECONDS = 90.0
-STOP_TIMEOUT_SECONDS = 30.0
+STOP_TIMEOUT_SECONDS = 120.0
 
 # The settings come from the environment; `ringplan engine` does the same.
 _COMMAND = """
@@ -59,7 +59,7 @@ class EngineProcess:
         self.launch()
         self.wait_until_health(is_serving=True, timeout_seconds=START_TIMEOUT_SECONDS)
 
-    def wait_until_health(self, *, is_serving: bool, timeout_seconds: float = 30.0) -> None:
+    def wait_until_health(self, *, is_serving: bool, timeout_seconds: float = 90.0) -> None:
         """Returns once the health service says so."""
         assert self.process is not None
         deadline = time.monotonic() + timeout_seconds
