@@ -212,5 +212,5 @@ def test_steady_batch_finds_its_plans_ready(
         running.engine.submit(spec, lambda event: answers.take(0, event))
         answers.wait()
         # Nearly all are; a machine that runs much else beside this delays some.
-        assert read_plans_taken(running, "ready") > 50
+        assert read_plans_taken(running, "ready") > 200
         assert running.find_session().num_cache_hits > 380
