@@ -1,7 +1,7 @@
 """Where the arrays of a plan stand in a buffer set."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 ALIGNMENT_BYTES = 64
 ITEM_BYTES = 4  # every array holds int32
@@ -18,8 +18,7 @@ ARRAY_NAMES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ArraysExtent:
+class ArraysExtent(NamedTuple):
     """Where one plan label's arrays stand.
 
     Args:

@@ -7,10 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from planner_service.core.arrays import ALIGNMENT_BYTES, ARRAY_NAMES, ITEM_BYTES, ArraysExtent
-from planner_service.core.builder import gather_indices, views_of
+from planner_service.core.builder import PlanSizes, gather_indices, views_of
 from planner_service.core.cache_misses import CacheTally, compare_layouts
+from planner_service.core.crossings import Crossing, DecodeItems, build_crossing, group_by_phase
 from planner_service.core.layout import Int32Array, PlanLabelRows
-from planner_service.core.page_tables import IntArray
+from planner_service.core.page_tables import IntArray, PageTables
 from planner_service.core.plan import MissReason
 from planner_service.core.ring import BufferSet
 from planner_service.core.rows import LayoutRows
@@ -18,38 +19,40 @@ from planner_service.core.streams import Int64Array, StreamTable, Touch
 
 DEFAULT_NUM_ENTRIES = 8
 _MAX_SPLICES = 48  # above this many crossings, gathering every page again is cheaper than splicing
+_MAX_CROSSINGS_BYTES = 1 << 20  # of an entry; beyond, what a crossing changes is worked out each time
+_ONE = np.int32(1)
 _KV_INDPTR, _KV_INDICES, _LAST, _KV_LENS, _SLOTS, _POSITIONS = (ARRAY_NAMES.index(name) for name in ARRAY_NAMES[1:])
 
 
 class CacheEntry:
     """The last plan of one decode layout.
 
-    The arrays whose size is fixed by the rows are one run (`_fixed`), of which a step without a page crossing adds
-    one to `_KV_LENS`, `_LAST`, `_SLOTS` and `_POSITIONS` of each stream row. Page indices are kept apart, all plan
-    labels one after another, and change only where a row crosses a page.
+    The arrays whose size is fixed by the rows are one run (`_fixed`), to which a step adds the same each time but for
+    the slots of rows that cross a page. Page indices are kept apart, all plan labels one after another, and change only
+    where a row crosses a page.
 
     Args:
         rows: the layout.
-        extents: where its last plan's arrays stand.
-        index_bounds: where each plan label's indices start among all, with the end.
+        sizes: of its last plan; `num_pages` becomes the entry's own.
         items: the buffer set that plan was written to, int32.
-        num_pages: pages of each row, int32 [num_rows].
-        kv_lens: kv length of each row, int32 [num_rows].
+        page_size: tokens a page holds.
         length_identities: the streams' length identities, int64 [num_stream_rows].
         touch: what `StreamTable.touched` holds for its streams while nothing else touches them.
 
     Attributes:
         tally: hits and misses of this layout, for as long as it stays in the cache.
+        extents: where the arrays stand, for the state the entry is in.
+        num_bytes: bytes of the whole run, for the state the entry is in.
+        num_steps: how often it was advanced since its last full plan.
     """
 
     def __init__(
         self,
         rows: LayoutRows,
-        extents: Sequence[ArraysExtent],
-        index_bounds: Sequence[int],
+        sizes: PlanSizes,
         items: Int32Array,
-        num_pages: Int32Array,
-        kv_lens: Int32Array,
+        *,
+        page_size: int,
         length_identities: Int64Array,
         touch: int,
     ) -> None:
@@ -57,150 +60,129 @@ class CacheEntry:
         self.length_identities = length_identities
         self.touch = touch
         self.tally = CacheTally()
-        self._extents = tuple(extents)
-        self._bounds = list(index_bounds)
-        self._fixed = items[: extents[0].offsets[_KV_INDICES] // ITEM_BYTES].copy()
-        self._indices = np.concatenate([views_of(extent, items)[_KV_INDICES] for extent in extents])
-        self._num_pages = num_pages
-        self._first_kv_lens = kv_lens
-        self._steps_since = 0
+        self.extents = sizes.extents
+        self.num_bytes = sizes.num_bytes
+        self.num_steps = 0
+        self._page_size = page_size
+        self._bounds = list(sizes.index_bounds)
+        self._fixed = items[: self.extents[0].offsets[_KV_INDICES] // ITEM_BYTES].copy()
+        self._indices = np.concatenate([views_of(extent, items)[_KV_INDICES] for extent in self.extents])
+        self._num_pages = sizes.num_pages
+        self._first_kv_lens = sizes.kv_lens
         self._content = object()  # another one whenever the indices change
-        self._increments: Int32Array | None = None  # made when first needed, as are the next two
-        self._places: IntArray = np.empty((0, 0), dtype=np.intp)
-        self._crossings: dict[int, IntArray] = {}
-        self._kv_indptrs: list[Int32Array] = []
-        self._ends: IntArray = np.cumsum(num_pages, dtype=np.intp)
+        self._ends: IntArray = np.cumsum(sizes.num_pages, dtype=np.intp)
         self._page_ranks = None if rows.page_order is None else np.argsort(rows.page_order)
+        # What only later steps need is made at the first of them.
+        self._items: DecodeItems | None = None
+        self._phases: dict[int, IntArray] = {}
+        self._crossings: dict[int, Crossing] = {}
 
-    @property
-    def extents(self) -> tuple[ArraysExtent, ...]:
-        """Where the arrays stand, for the state the entry is in."""
-        return self._extents
+    def next_crossing(self) -> Crossing | None:
+        """Returns the rows that need one more page at the next step, or None."""
+        if self._items is None:
+            self._items = self._find_items()
+            is_padded = self.rows.stream_rows is not None
+            kv_lens = self._first_kv_lens[self.rows.stream_rows] if is_padded else self._first_kv_lens
+            self._phases = group_by_phase(kv_lens, self._page_size)
+        phase = (self.num_steps + 1) % self._page_size
+        crossing = self._crossings.get(phase)
+        if crossing is None and phase in self._phases:
+            crossing = build_crossing(self.rows, self._items, self._phases[phase], self._page_ranks, self._page_size)
+            if len(self._phases) * self._fixed.nbytes <= _MAX_CROSSINGS_BYTES:
+                self._crossings[phase] = crossing
+        return crossing
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the whole run, for the state the entry is in."""
-        return self._end_of(self._extents)
+    def count_pages(self, crossing: Crossing) -> Int32Array:
+        """Returns the pages that the crossing rows need, in the order in which they are given, int32."""
+        needed: Int32Array = self._num_pages[crossing.ordered_rows] + _ONE
+        return needed
 
-    @property
-    def num_steps(self) -> int:
-        """How often it was advanced since its last full plan."""
-        return self._steps_since
-
-    def next_crossings(self, page_size: int) -> IntArray | None:
-        """Returns the stream rows that need one more page at the next step, as places among stream rows, or None."""
-        if self._increments is None:
-            self._prepare(page_size)
-        return self._crossings.get((self._steps_since + 1) % page_size)
-
-    def order_pages(self, crossings: IntArray) -> tuple[IntArray, Int32Array]:
-        """Returns the crossing rows' streams and the pages each needs, in the order in which they are given."""
-        if self._page_ranks is not None:
-            crossings = crossings[np.argsort(self._page_ranks[crossings])]
-        needed: Int32Array = self._num_pages[self._rows_of(crossings)] + 1
-        return self.rows.row_streams[crossings], needed
-
-    def measure_next(self, crossings: IntArray | None) -> int:
+    def measure_next(self, crossing: Crossing | None) -> int:
         """Returns an upper bound for the bytes of the next step's plan."""
-        if crossings is None:
+        if crossing is None:
             return self.num_bytes
-        return self.num_bytes + len(crossings) * ITEM_BYTES + len(self._extents) * ALIGNMENT_BYTES
+        return self.num_bytes + len(crossing.rows) * ITEM_BYTES + len(self.extents) * ALIGNMENT_BYTES
 
-    def advance(self, streams: StreamTable, page_size: int, crossings: IntArray | None) -> None:
+    def advance(self, tables: PageTables, crossing: Crossing | None) -> None:
         """Moves the entry on by one step; the crossing rows' streams hold their new page already."""
-        assert self._increments is not None
+        assert self._items is not None
         self.tally.num_hits += 1
-        self._steps_since += 1
-        self._fixed += self._increments
-        if crossings is not None:
-            self._cross(streams, page_size, crossings)
+        self.num_steps += 1
+        if crossing is None:
+            self._fixed += self._items.increments
+        else:
+            self._cross(tables, crossing)
 
     def write(self, buffer_set: BufferSet) -> None:
         """Writes the plan; indices only if the set does not hold them from an earlier step."""
         items = buffer_set.items
         items[: len(self._fixed)] = self._fixed
         if buffer_set.content is not self._content:
-            for extent, start, end in zip(self._extents, self._bounds, self._bounds[1:], strict=False):
+            for extent, start, end in zip(self.extents, self._bounds, self._bounds[1:], strict=False):
                 first = extent.offsets[_KV_INDICES] // ITEM_BYTES
                 items[first : first + end - start] = self._indices[start:end]
             buffer_set.content = self._content
 
-    def _prepare(self, page_size: int) -> None:
-        """Finds the items that a step changes, and which rows cross a page when."""
+    def corrupt(self) -> None:
+        """Makes the plan wrong for good, for a drill: the first row's kv length is one too long."""
+        views_of(self.extents[0], self._fixed)[_KV_LENS][0] += 1
+
+    def _find_items(self) -> DecodeItems:
+        """Finds the items that a step changes."""
         rows = self.rows
         ends_of_spans = np.cumsum(rows.spans) - 1
         places = []
+        kv_indptrs = []
         token = 0
-        for i, extent in enumerate(self._extents):
+        for i, extent in enumerate(self.extents):
             first, end = rows.bounds[i], rows.bounds[i + 1]
             row = np.arange(end - first)
             last_token = ends_of_spans[first:end] - token
             token += extent.num_tokens
             offsets = [offset // ITEM_BYTES for offset in extent.offsets]
-            places.append(
-                np.stack(
-                    (
-                        offsets[_LAST] + row,
-                        offsets[_SLOTS] + last_token,
-                        offsets[_KV_LENS] + row,
-                        offsets[_POSITIONS] + last_token,
-                    )
-                )
+            of_label = (
+                offsets[_LAST] + row,
+                offsets[_SLOTS] + last_token,
+                offsets[_KV_LENS] + row,
+                offsets[_POSITIONS] + last_token,
             )
-            self._kv_indptrs.append(views_of(extent, self._fixed)[_KV_INDPTR][1:])
+            places.append(np.stack(of_label))
+            kv_indptrs.append((offsets[_KV_INDPTR] + 1, offsets[_KV_INDPTR] + 1 + end - first))
         all_places = np.concatenate(places, axis=1)
-        self._places = all_places if rows.stream_rows is None else all_places[:, rows.stream_rows]
-        self._increments = np.zeros_like(self._fixed)
-        self._increments[self._places] = 1
-        kv_lens = self._first_kv_lens if rows.stream_rows is None else self._first_kv_lens[rows.stream_rows]
-        phases = (1 - kv_lens) % page_size
-        order = np.argsort(phases, kind="stable")
-        for group in np.split(order, np.flatnonzero(np.diff(phases[order])) + 1):
-            if len(group):
-                self._crossings[int(phases[group[0]])] = group
+        if rows.stream_rows is not None:
+            all_places = all_places[:, rows.stream_rows]
+        increments = np.zeros_like(self._fixed)
+        increments[all_places] = 1
+        return DecodeItems(
+            lasts=all_places[0], slots=all_places[1], increments=increments, kv_indptrs=tuple(kv_indptrs)
+        )
 
-    def _rows_of(self, stream_rows: IntArray) -> IntArray:
-        return stream_rows if self.rows.stream_rows is None else self.rows.stream_rows[stream_rows]
-
-    def _cross(self, streams: StreamTable, page_size: int, crossings: IntArray) -> None:
-        rows = self._rows_of(crossings)
-        tables = streams.tables
-        pages = tables.arena[tables.starts[self.rows.row_streams[crossings]] + self._num_pages[rows]]
-        self._fixed[self._places[0, crossings]] = 1
-        self._fixed[self._places[1, crossings]] = pages * np.int32(page_size)
-        self._num_pages[rows] += 1
-        if len(crossings) > _MAX_SPLICES:
+    def _cross(self, tables: PageTables, crossing: Crossing) -> None:
+        rows = crossing.rows
+        pages = tables.arena[tables.starts[crossing.streams] + self._num_pages[rows]]
+        self._fixed += crossing.increments
+        self._fixed[crossing.slot_items] = pages * np.int32(self._page_size)
+        self._num_pages[rows] += _ONE
+        if len(rows) > _MAX_SPLICES:
             self._indices = gather_indices(tables.starts[self.rows.streams], self._num_pages, tables.arena)
         else:
             self._indices = _splice(self._indices, self._ends[rows], pages)
-        self._shift_bounds(rows)
+        self._ends += crossing.added
         self._content = object()
+        self._shift_bounds(crossing.num_added)
 
-    def _shift_bounds(self, rows: IntArray) -> None:
-        """Makes room for one more page in each of these rows: `paged_kv_indptr`, bounds and extents."""
-        added = np.zeros(len(self._num_pages), dtype=np.int32)
-        added[rows] = 1
-        np.cumsum(added, dtype=np.int32, out=added)
-        self._ends += added
+    def _shift_bounds(self, num_added: Sequence[int]) -> None:
+        """Makes room for the pages that were added before the end of each plan label."""
         extents = []
-        start = self._extents[0].offsets[_KV_INDICES]
-        num_before = 0
-        for i, extent in enumerate(self._extents):
-            first, end = self.rows.bounds[i], self.rows.bounds[i + 1]
-            self._kv_indptrs[i] += added[first:end] - num_before if num_before else added[first:end]
-            num_added = int(added[end - 1])
-            self._bounds[i + 1] += num_added
-            num_indices = extent.num_indices + num_added - num_before
-            num_before = num_added
+        start = self.extents[0].offsets[_KV_INDICES]
+        for i, (extent, added) in enumerate(zip(self.extents, num_added, strict=True)):
+            self._bounds[i + 1] += added
+            num_indices = self._bounds[i + 1] - self._bounds[i]
             offsets = (*extent.offsets[:_KV_INDICES], start, *extent.offsets[_KV_INDICES + 1 :])
             extents.append(ArraysExtent(extent.name, extent.num_rows, extent.num_tokens, num_indices, offsets))
             start += -(-num_indices * ITEM_BYTES // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self._extents = tuple(extents)
-
-    @staticmethod
-    def _end_of(extents: Sequence[ArraysExtent]) -> int:
-        last = extents[-1]
-        return -(-(last.offsets[_KV_INDICES] + last.num_indices * ITEM_BYTES) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.extents = tuple(extents)
+        self.num_bytes = start
 
 
 class PlanCache:
@@ -240,7 +222,7 @@ class PlanCache:
         self._entries.move_to_end(key)
         touched = streams.touched[rows.row_streams]
         is_other = touched != entry.touch
-        if is_other.any():
+        if np.count_nonzero(is_other):  # a tenth of what any() takes on a few rows
             return _REASONS.get(int(touched[is_other][0]), MissReason.STREAM_CHANGED)
         return entry
 

@@ -22,6 +22,7 @@ def build_capture(
     mismatches: Sequence[Mismatch],
     cached: PlacedArrays,
     full: PlacedArrays,
+    is_drill: bool = False,
 ) -> CaptureDocument:
     """Describes a mismatch so that it can be replayed from an empty session.
 
@@ -36,6 +37,7 @@ def build_capture(
         mismatches: where the plans differ.
         cached: the cached plan.
         full: the full plan.
+        is_drill: whether the cached plan was made wrong on purpose.
 
     Returns:
         A plan vector, with `mismatches` and `cached` as further keys.
@@ -57,7 +59,7 @@ def build_capture(
     return {
         "name": "capture",
         "note": "a cached plan differed from the full one; `expect` holds the full one",
-        "tags": ["capture"],
+        "tags": ["capture", *(["drill"] if is_drill else [])],
         "page_size": page_size,
         "num_pages": num_pages,
         "exact": False,

@@ -59,7 +59,7 @@ class PageTables:
         held = self.num_held[streams]
         wanted = held + counts
         is_full = wanted > self._capacities[streams]
-        if is_full.any():
+        if np.count_nonzero(is_full):
             self._grow(streams[is_full], wanted[is_full])
         places = self.starts[streams] + held
         self.arena[places if len(pages) == len(streams) else _ragged(places, counts)] = pages

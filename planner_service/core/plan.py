@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner_service.core.arrays import ArraysExtent
 from planner_service.core.ring import BufferSet
@@ -62,8 +62,7 @@ class Mismatch:
     full: int
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltPlan:
+class BuiltPlan(NamedTuple):
     """A plan, written whole.
 
     Args:
@@ -76,6 +75,7 @@ class BuiltPlan:
         miss_reason: why the cache had no plan, or None.
         mismatches: where the cached plan differed; the full one was served.
         capture: the mismatch as a plan vector, if there was one.
+        is_drill: whether the mismatch was made on purpose.
     """
 
     buffer_set: BufferSet
@@ -87,3 +87,4 @@ class BuiltPlan:
     miss_reason: MissReason | None = None
     mismatches: tuple[Mismatch, ...] = ()
     capture: CaptureDocument | None = None
+    is_drill: bool = False

@@ -1,6 +1,5 @@
 """Plans steps: forks, reserves, writes, all or nothing, and keeps what committing or discarding them needs."""
 
-import dataclasses
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -10,6 +9,7 @@ from planner_service.core.attempt import PlanAttempt, count_pages
 from planner_service.core.builder import PlanSizes, measure_plan, write_plan
 from planner_service.core.cache import DEFAULT_NUM_ENTRIES, CacheEntry, PlanCache, is_cacheable
 from planner_service.core.capture import build_capture
+from planner_service.core.crossings import Crossing
 from planner_service.core.layout import Drop, Int32Array, StreamOperation, Truncate
 from planner_service.core.page_tables import IntArray
 from planner_service.core.pages import SINK_PAGE, PagePool
@@ -19,7 +19,7 @@ from planner_service.core.rows import LayoutRows
 from planner_service.core.steps import StepInFlight, StepsInFlight
 from planner_service.core.streams import StreamTable, Touch
 from planner_service.core.verify import find_mismatches
-from planner_service.errors import LayoutError, OutOfPagesError, ProtocolError
+from planner_service.errors import DrillRefusedError, LayoutError, OutOfPagesError, ProtocolError
 
 FindSet = Callable[[int], BufferSet]  # (num_bytes)
 
@@ -36,6 +36,7 @@ class Planner:
 
     Attributes:
         cache: the cache, or None if it is off.
+        is_drill_pending: whether the cached plan that is used next is made wrong on purpose.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Planner:
         self.streams = StreamTable(max_streams, self.pool)
         self.steps = StepsInFlight(self.streams)
         self.cache = PlanCache(num_cache_entries) if cache_mode is not CacheMode.OFF else None
+        self.is_drill_pending = False
         self._is_verifying = cache_mode is CacheMode.VERIFY
         self._num_layouts = 0
 
@@ -72,12 +74,12 @@ class Planner:
         if not isinstance(found, CacheEntry):
             plan = self._plan_full(rows, step_id, find_set)
             self.cache.count_miss(rows, found)
-            return dataclasses.replace(plan, miss_reason=found)
-        crossings = found.next_crossings(self.page_size)
+            return plan._replace(miss_reason=found)
+        crossing = found.next_crossing()
         if self._is_verifying:
-            plan = self._verify(found, crossings, self._plan_full(rows, step_id, find_set))
+            plan = self._verify(found, crossing, self._plan_full(rows, step_id, find_set))
         else:
-            plan = self._plan_cached(found, crossings, step_id, find_set)
+            plan = self._plan_cached(found, crossing, step_id, find_set)
         self.cache.tally.num_hits += 1
         return plan
 
@@ -101,6 +103,20 @@ class Planner:
             self._truncate(operation)
         else:
             self._drop(operation)
+
+    def drill_mismatch(self) -> None:
+        """Makes the cached plan that is used next wrong, so that it is found; the full one is served as ever.
+
+        Raises:
+            DrillRefusedError: cached plans are not compared, there is none, or a drill is pending already.
+        """
+        if self.cache is None or not self._is_verifying:
+            raise DrillRefusedError("its cache mode is not verify, so that a wrong cached plan would be served")
+        if not self.cache.entries:
+            raise DrillRefusedError("it holds no cached plan: let requests decode first")
+        if self.is_drill_pending:
+            raise DrillRefusedError("a drill is pending: the cached plan that is used next is wrong already")
+        self.is_drill_pending = True
 
     def check_integrity(self) -> None:
         """Asserts that every page is held as often as it is counted, and that lengths fit the pages held."""
@@ -153,40 +169,41 @@ class Planner:
             copies_after=tuple(attempt.copies_after),
         )
 
-    def _plan_cached(self, entry: CacheEntry, crossings: IntArray | None, step_id: int, find_set: FindSet) -> BuiltPlan:
+    def _plan_cached(self, entry: CacheEntry, crossing: Crossing | None, step_id: int, find_set: FindSet) -> BuiltPlan:
         rows, streams = entry.rows, self.streams
         step = StepInFlight(step_id, True, rows.row_streams, rows.row_spans, entry.length_identities)
         attempt = PlanAttempt(streams, step, self.page_size)
         try:
-            if crossings is not None:
-                attempt.reserve(*entry.order_pages(crossings))
-            buffer_set = find_set(entry.measure_next(crossings))
+            if crossing is not None:
+                attempt.reserve(crossing.ordered_streams, entry.count_pages(crossing))
+            buffer_set = find_set(entry.measure_next(crossing))
         except LayoutError:
             attempt.roll_back()
             raise
-        entry.advance(streams, self.page_size, crossings)
+        entry.advance(streams.tables, crossing)
         entry.write(buffer_set)
-        attempt.add_planned(rows)
+        streams.planned[rows.row_streams] += _ONE
         streams.last_step[rows.row_streams] = step_id
         self.steps.add(step)
         return BuiltPlan(buffer_set, entry.extents, entry.num_bytes, PlanSource.CACHED)
 
     def _build_entry(self, rows: LayoutRows, sizes: PlanSizes, buffer_set: BufferSet, step: StepInFlight) -> CacheEntry:
         return CacheEntry(
-            rows=rows,
-            extents=sizes.extents,
-            index_bounds=sizes.index_bounds,
-            items=buffer_set.items,
-            num_pages=sizes.num_pages,
-            kv_lens=sizes.kv_lens,
+            rows,
+            sizes,
+            buffer_set.items,
+            page_size=self.page_size,
             length_identities=step.length_identities,
             touch=self._num_layouts,
         )
 
-    def _verify(self, entry: CacheEntry, crossings: IntArray | None, full: BuiltPlan) -> BuiltPlan:
+    def _verify(self, entry: CacheEntry, crossing: Crossing | None, full: BuiltPlan) -> BuiltPlan:
         """Advances the entry as a hit would and compares; on a mismatch the full plan's entry stays in its place."""
         assert self.cache is not None
-        entry.advance(self.streams, self.page_size, crossings)
+        is_drill, self.is_drill_pending = self.is_drill_pending, False
+        if is_drill:
+            entry.corrupt()
+        entry.advance(self.streams.tables, crossing)
         shadow = BufferSet(0, 0, np.empty(entry.num_bytes // ITEM_BYTES, dtype=np.int32))
         entry.write(shadow)
         cached_arrays = (entry.extents, shadow.items)
@@ -203,11 +220,13 @@ class Planner:
                 mismatches=mismatches,
                 cached=cached_arrays,
                 full=full_arrays,
+                is_drill=is_drill,
             )
         else:
             entry.touch = self._num_layouts
             self.cache.store(entry)
-        return dataclasses.replace(full, source=PlanSource.VERIFIED, mismatches=mismatches, capture=capture)
+        source = PlanSource.VERIFIED
+        return full._replace(source=source, mismatches=mismatches, capture=capture, is_drill=is_drill)
 
     def _touch(self, rows: LayoutRows, step_id: int) -> None:
         self._num_layouts += 1
@@ -259,3 +278,4 @@ def _order_pages(rows: LayoutRows, num_pages: Int32Array) -> tuple[IntArray, Int
 
 
 _NO_IDENTITIES = np.empty(0, dtype=np.int64)
+_ONE = np.int32(1)

@@ -156,7 +156,7 @@ class StepsInFlight:
     def _commit_rows(self, step: StepInFlight) -> None:
         streams = self._streams
         is_same = streams.length_identities[step.streams] == step.length_identities
-        if is_same.all():
+        if np.count_nonzero(is_same) == len(is_same):
             streams.committed[step.streams] += step.spans
             return
         streams.committed[step.streams[is_same]] += step.spans[is_same]
