@@ -32,8 +32,8 @@ CALLS_A_PLAN = {
     (CacheMode.OFF, 1, True): 159,
     (CacheMode.OFF, 3, True): 233,
 }
-# The same -> bytes that are allocated at once while a plan is made alone. What a crossing changes is kept from its first
-# time on.
+# The same -> bytes that are allocated at once while a plan is made alone.
+# What a crossing changes is kept from its first time on.
 BYTES_A_PLAN = {
     (CacheMode.ON, 1, False): 8_700,
     (CacheMode.ON, 1, True): 14_200,
