@@ -21,6 +21,16 @@ class CaptureFolder:
         self._path = path
         self._num_left = max_captures
 
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._path
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many captures as may be are written."""
+        return not self._num_left
+
     def try_write(self, session: str, capture: CaptureDocument) -> Path | None:
         """Writes one capture; planning goes on whatever happens.
 
@@ -31,7 +41,7 @@ class CaptureFolder:
         Returns:
             The file, or None if there were enough already or the folder cannot be written to (which is logged).
         """
-        if not self._num_left:
+        if self.is_full:
             return None
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -87,6 +87,9 @@ class PlannerSettings(BaseSettings):
         description="Folder for captures: what replays a mismatch that the verify mode found.",
     )
     max_captures: int = Field(32, ge=0, le=10_000, description="Captures to write; later mismatches are only counted.")
+    allow_drills: bool = Field(
+        False, description="Allow `ringplan drill mismatch`: a mismatch made on purpose, which the verify mode finds."
+    )
     ring_timeout_seconds: float = Field(
         30.0, ge=0.01, le=86_400, description="How long a step waits for a buffer set before it fails."
     )

@@ -155,6 +155,22 @@ class UnknownSessionError(PlannerError):
         self.session = session
 
 
+class SessionNotNamedError(PlannerError):
+    """Raised when a call leaves the session out and not exactly one is open.
+
+    Attributes:
+        num_open: how many are open.
+    """
+
+    def __init__(self, num_open: int) -> None:
+        super().__init__(f"{num_open} sessions are open: name one of them" if num_open else "no session is open")
+        self.num_open = num_open
+
+
+class DrillRefusedError(PlannerError):
+    """Raised when no mismatch can be made on purpose; the message says why."""
+
+
 class ShuttingDownError(PlannerError):
     """Raised when a session is opened, or still open, while the planner ends."""
 

@@ -167,7 +167,7 @@ class CacheEntryDescription:
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """A session in figures."""
+    """A session in figures; without a lease its oldest one has no step and the age 0."""
 
     name: str
     options: SessionOptions
@@ -182,6 +182,9 @@ class SessionSummary:
     num_cache_hits: int = 0
     num_cache_mismatches: int = 0
     cache_misses: MissCounts = ()
+    oldest_lease_step_id: int | None = None
+    oldest_lease_age_seconds: float = 0.0
+    is_drill_pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)

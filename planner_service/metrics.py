@@ -45,6 +45,8 @@ REASON_BY_LAYOUT_ERROR: dict[type[LayoutError], str] = {
 # An engine chooses its plan labels' names: beyond so many in a session the rest are counted as one.
 MAX_PLAN_LABELS = 32
 OTHER_PLAN_LABEL = "other"
+# Every engine's first plan label: its series are there before a session's first plan.
+MAIN_PLAN_LABEL = "main"
 
 _PLAN_BUCKETS_SECONDS = (
     *(1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4),
@@ -55,6 +57,7 @@ _WAIT_BUCKETS_SECONDS = (
     *(0.1, 0.5, 1.0, 5.0, 30.0),
 )
 
+_INFO_MEANING = "1; what the engine calls itself, and how the session uses its plan cache."
 # Gauges of a session, taken when they are asked for: (name, meaning, figure).
 _SESSION_GAUGES: tuple[tuple[str, str, Callable[[SessionSummary], float]], ...] = (
     ("ringplan_pages", "Pages in the pool, the sink page included.", lambda s: s.options.num_pages),
@@ -69,6 +72,16 @@ _SESSION_GAUGES: tuple[tuple[str, str, Callable[[SessionSummary], float]], ...] 
     ("ringplan_steps_in_flight", "Steps planned and neither committed nor discarded.", lambda s: s.num_steps_in_flight),
     ("ringplan_ring_depth", "Buffer sets in the ring.", lambda s: s.options.ring_depth),
     ("ringplan_ring_sets_leased", "Buffer sets the engine holds.", lambda s: s.num_leased_sets),
+    (
+        "ringplan_ring_oldest_lease_age_seconds",
+        "How long the engine has held the buffer set that it has held longest; 0 without one.",
+        lambda s: s.oldest_lease_age_seconds,
+    ),
+    (
+        "ringplan_ring_oldest_lease_step",
+        "The step that set was leased for, by its id; -1 without one.",
+        lambda s: -1 if s.oldest_lease_step_id is None else s.oldest_lease_step_id,
+    ),
     ("ringplan_region_bytes", "Bytes of shared memory.", lambda s: s.region_bytes),
     ("ringplan_region_locked_bytes", "Bytes of shared memory that are locked in memory.", lambda s: s.locked_bytes),
 )
@@ -98,6 +111,7 @@ class PlannerMetrics:
         self.layout_errors = count("ringplan_layout_errors", "Steps that have no plan, by why.", "session", "reason")
         self.steps_discarded = count("ringplan_steps_discarded", "Planned steps that were cut back.", "session")
         self.regions_grown = count("ringplan_regions_grown", "Regions made for larger plans.", "session")
+        self.drills = count("ringplan_drills", "Mismatches that were made on purpose.", "session")
         self.captures = count("ringplan_captures_written", "Mismatches written to the capture folder.")
         self.sessions_opened = count("ringplan_sessions_opened", "Sessions opened since the start.")
         self.protocol_errors = count("ringplan_protocol_errors", "Sessions ended for breaking the protocol.")
@@ -166,6 +180,8 @@ class SessionMetrics:
         }
         self._discarded = self._declare(metrics.steps_discarded)
         self._grown = self._declare(metrics.regions_grown)
+        self._drills = self._declare(metrics.drills)
+        self._add_plan_label(MAIN_PLAN_LABEL)
 
     def plan_published(self, source: PlanSource, plan_labels: Sequence[str], seconds: float) -> None:
         """Counts a plan.
@@ -197,6 +213,11 @@ class SessionMetrics:
         series = self._plan_labels.get(mismatch.plan_label) or self._add_plan_label(mismatch.plan_label)
         series.mismatches.inc()
         _logger.error("%s: a cached plan was wrong and was not served: %s", self._session, mismatch)
+
+    def mismatch_drilled(self) -> None:
+        """Counts a mismatch that was made on purpose, and says so where it was logged."""
+        self._drills.inc()
+        _logger.warning("%s: that mismatch was a drill", self._session)
 
     def mismatch_captured(self, capture: CaptureDocument) -> None:
         """Writes a capture, and counts it if it was written."""
@@ -265,6 +286,10 @@ class _SessionCollector(Collector):
 
     def _build(self, summaries: Sequence[SessionSummary]) -> Iterator[GaugeMetricFamily]:
         yield GaugeMetricFamily("ringplan_sessions", "Open sessions.", value=len(summaries))
+        info = GaugeMetricFamily("ringplan_session_info", _INFO_MEANING, labels=("session", "engine", "cache_mode"))
+        for summary in summaries:
+            info.add_metric((summary.name, summary.options.engine_name, summary.options.cache_mode.name.lower()), 1)
+        yield info
         for name, meaning, read in _SESSION_GAUGES:
             family = GaugeMetricFamily(name, meaning, labels=("session",))
             for summary in summaries:

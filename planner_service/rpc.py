@@ -9,6 +9,7 @@ import grpc
 from grpc.aio import EOF  # type: ignore[attr-defined]  # The stubs lack it.
 
 from planner_service.errors import (
+    DrillRefusedError,
     InvalidLayoutError,
     InvalidOptionsError,
     MalformedMessageError,
@@ -20,6 +21,7 @@ from planner_service.errors import (
     RegionUnavailableError,
     RingTimeoutError,
     SessionLimitError,
+    SessionNotNamedError,
     ShuttingDownError,
     SocketInUseError,
     SocketPathError,
@@ -58,6 +60,8 @@ STATUS_BY_ERROR: dict[type[PlannerError], tuple[grpc.StatusCode, str]] = {
     ProtocolError: (_Status.FAILED_PRECONDITION, "PROTOCOL_BROKEN"),
     SessionLimitError: (_Status.RESOURCE_EXHAUSTED, "SESSION_LIMIT"),
     UnknownSessionError: (_Status.NOT_FOUND, "UNKNOWN_SESSION"),
+    SessionNotNamedError: (_Status.FAILED_PRECONDITION, "SESSION_NOT_NAMED"),
+    DrillRefusedError: (_Status.FAILED_PRECONDITION, "DRILL_REFUSED"),
     ShuttingDownError: (_Status.UNAVAILABLE, "SHUTTING_DOWN"),
     SocketInUseError: (_Status.UNAVAILABLE, "SOCKET_IN_USE"),
     SocketPathError: (_Status.UNAVAILABLE, "SOCKET_PATH"),
@@ -75,11 +79,12 @@ class PlannerServicer:
 
     Args:
         sessions: the open sessions.
-        metrics: where broken protocols are counted.
+        metrics: where broken protocols are counted, and captures written.
         default_ring_depth: of an engine that does not choose.
         default_cache_mode: of an engine that does not choose.
         version: the planner's, for engines to show.
         clock: the clock of the sessions' deadlines, in seconds.
+        allows_drills: whether mismatches may be made on purpose.
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class PlannerServicer:
         default_cache_mode: CacheMode,
         version: str,
         clock: Callable[[], float],
+        allows_drills: bool = False,
     ) -> None:
         self._sessions = sessions
         self._metrics = metrics
@@ -98,6 +104,7 @@ class PlannerServicer:
         self._default_cache_mode = default_cache_mode
         self._version = version
         self._clock = clock
+        self._allows_drills = allows_drills
         self._calls: set[asyncio.Task[Any]] = set()
         self._ending: set[asyncio.Task[Any]] = set()
         self._all_ended = asyncio.Event()
@@ -111,6 +118,7 @@ class PlannerServicer:
                 "Plan": grpc.stream_stream_rpc_method_handler(self.plan),
                 "ListSessions": grpc.unary_unary_rpc_method_handler(self.list_sessions),
                 "DumpSession": grpc.unary_unary_rpc_method_handler(self.dump_session),
+                "DrillMismatch": grpc.unary_unary_rpc_method_handler(self.drill_mismatch),
             },
         )
 
@@ -150,6 +158,22 @@ class PlannerServicer:
         async def answer() -> bytes:
             name = parse(pb.DumpSessionRequest, request).session
             return build_dump(self._sessions.get(name).dump()).SerializeToString()
+
+        return await self._answer(context, answer())
+
+    async def drill_mismatch(self, request: bytes, context: _Context) -> bytes:
+        """Makes the cached plan that a session uses next wrong, for the verify mode to find."""
+
+        async def answer() -> bytes:
+            name = parse(pb.DrillMismatchRequest, request).session
+            if not self._allows_drills:
+                raise DrillRefusedError("this planner allows no drills: it was started without --allow-drills")
+            session = self._sessions.get_named_or_only(name)
+            session.drill_mismatch()
+            _logger.warning("%s: a drill makes the cached plan that is used next wrong", session.name)
+            captures = self._metrics.capture_folder
+            capture_dir = "" if captures.is_full else str(captures.path)
+            return pb.DrillMismatchResponse(session=session.name, capture_dir=capture_dir).SerializeToString()
 
         return await self._answer(context, answer())
 

@@ -98,6 +98,7 @@ async def _serve(settings: PlannerSettings) -> None:
             default_cache_mode=settings.cache_mode,
             version=version,
             clock=time.monotonic,
+            allows_drills=settings.allow_drills,
         )
         loop = asyncio.get_running_loop()
         metrics.watch_sessions(lambda: _summarize_from_thread(sessions, loop))

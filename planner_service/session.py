@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from planner_service.core.cache import DEFAULT_NUM_ENTRIES
 from planner_service.core.layout import StepLayout, StreamOperation
-from planner_service.core.plan import BuiltPlan
 from planner_service.core.planner import Planner
 from planner_service.core.ring import AllocateRegion, RegionDescription, Ring, choose_set_bytes
 from planner_service.core.rows import LayoutRows, build_rows
@@ -21,7 +20,7 @@ from planner_service.messages import (
     SessionSummary,
     WaitKind,
 )
-from planner_service.observer import SessionObserver
+from planner_service.observer import SessionObserver, report_plan
 from planner_service.ring_wait import RingWait
 from planner_service.session_report import build_dump, build_summary, describe_plan
 
@@ -168,12 +167,20 @@ class Session:
 
     def summarize(self) -> SessionSummary:
         """Returns the session in figures."""
-        age_seconds = self._clock() - self._opened_seconds
-        return build_summary(self.name, self.options, age_seconds, self._planner, self._ring)
+        now = self._clock()
+        return build_summary(self.name, self.options, self._opened_seconds, now, self._planner, self._ring)
 
     def dump(self) -> SessionDump:
         """Returns everything the session holds."""
         return build_dump(self.summarize(), self._planner, self._ring, self._clock())
+
+    def drill_mismatch(self) -> None:
+        """Makes the cached plan that is used next wrong, so that it is found; the full one is served as ever.
+
+        Raises:
+            DrillRefusedError: cached plans are not compared, there is none, or a drill is pending already.
+        """
+        self._planner.drill_mismatch()
 
     def check_integrity(self) -> None:
         """Asserts that pages, lengths and leases add up."""
@@ -265,22 +272,12 @@ class Session:
         plan = self._planner.plan(rows, step_id, self._ring.find_free_set)
         now = self._clock()
         self._ring.lease(plan.buffer_set, step_id, now)
-        self._observe(plan, now - started)
+        report_plan(self._observer, plan, now - started)
         run.next_step += 1
         if run.next_step == run.end_step:
             self._queue.popleft()
         self._last_answered = self._last_published = step_id
         return describe_plan(step_id, plan)
-
-    def _observe(self, plan: BuiltPlan, seconds: float) -> None:
-        plan_labels = [extent.name for extent in plan.extents]
-        self._observer.plan_published(plan.source, plan_labels, seconds)
-        if plan.miss_reason is not None:
-            self._observer.cache_missed(plan_labels, plan.miss_reason.value)
-        for mismatch in plan.mismatches:
-            self._observer.cache_mismatched(mismatch)
-        if plan.capture is not None:
-            self._observer.mismatch_captured(plan.capture)
 
     def _fail(self, run: _Run, error: LayoutError) -> PlanFailed:
         """Ends a run at the head of the queue whose next step has no plan."""

@@ -33,14 +33,15 @@ def describe_plan(step_id: int, plan: BuiltPlan) -> PlanReady:
 
 
 def build_summary(
-    name: str, options: SessionOptions, age_seconds: float, planner: Planner, ring: Ring
+    name: str, options: SessionOptions, opened_seconds: float, now_seconds: float, planner: Planner, ring: Ring
 ) -> SessionSummary:
-    """Returns a session in figures."""
+    """Returns a session in figures; times are those of its clock."""
     tally = CacheTally() if planner.cache is None else planner.cache.tally
+    oldest = ring.leases[0] if ring.num_leased else None
     return SessionSummary(
         name=name,
         options=options,
-        age_seconds=age_seconds,
+        age_seconds=now_seconds - opened_seconds,
         num_free_pages=planner.pool.num_free,
         num_shared_pages=planner.pool.num_shared,
         num_streams=len(planner.streams.existing()),
@@ -51,6 +52,9 @@ def build_summary(
         num_cache_hits=tally.num_hits,
         num_cache_mismatches=tally.num_mismatches,
         cache_misses=tuple(tally.misses.items()),
+        oldest_lease_step_id=None if oldest is None else oldest.step_id,
+        oldest_lease_age_seconds=0.0 if oldest is None else now_seconds - oldest.since_seconds,
+        is_drill_pending=planner.is_drill_pending,
     )
 
 

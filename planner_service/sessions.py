@@ -5,7 +5,7 @@ Owned by the event loop's thread.
 
 from collections.abc import Callable
 
-from planner_service.errors import SessionLimitError, ShuttingDownError, UnknownSessionError
+from planner_service.errors import SessionLimitError, SessionNotNamedError, ShuttingDownError, UnknownSessionError
 from planner_service.messages import SessionOptions, SessionSummary
 from planner_service.metrics import PlannerMetrics, SessionMetrics
 from planner_service.region import RegionFolder
@@ -108,6 +108,17 @@ class OpenSessions:
         if entry is None:
             raise UnknownSessionError(name)
         return entry[0]
+
+    def get_named_or_only(self, name: str) -> Session:
+        """Returns a session by its name, or the only one if the name is empty.
+
+        Raises:
+            UnknownSessionError: no session of this name is open.
+            SessionNotNamedError: the name is empty, and not exactly one session is open.
+        """
+        if not name and len(self._sessions) != 1:
+            raise SessionNotNamedError(len(self._sessions))
+        return self.get(name or next(iter(self._sessions)))
 
     def summarize(self) -> tuple[SessionSummary, ...]:
         """Returns the sessions in figures, oldest first."""

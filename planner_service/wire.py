@@ -219,6 +219,7 @@ def build_summary(summary: SessionSummary) -> pb.SessionSummary:
         num_cache_hits=summary.num_cache_hits,
         cache_misses=_build_misses(summary.cache_misses),
         num_cache_mismatches=summary.num_cache_mismatches,
+        is_drill_pending=summary.is_drill_pending,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-COMMANDS = ("planner", "engine", "serve", "generate", "health", "inspect", "conformance", "bench", "version")
+COMMANDS = ("planner", "engine", "serve", "generate", "health", "inspect", "drill", "conformance", "bench", "version")
 
 
 class LazyGroup(TyperGroup):

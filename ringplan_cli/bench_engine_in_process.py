@@ -131,6 +131,9 @@ class _Silent:
     def cache_mismatched(self, mismatch: Mismatch) -> None:
         """See `SessionObserver`."""
 
+    def mismatch_drilled(self) -> None:
+        """See `SessionObserver`."""
+
     def mismatch_captured(self, capture: CaptureDocument) -> None:
         """See `SessionObserver`."""
 

@@ -1,4 +1,4 @@
-"""Asks a planner for its sessions; failures become one clear line."""
+"""Asks a planner for its sessions, and for drills; failures become one clear line."""
 
 from types import TracebackType
 
@@ -12,11 +12,11 @@ ANSWER_SECONDS = 10.0
 
 
 class NotOfferedError(CommandError):
-    """Raised when a planner does not let anyone look at its sessions: another implementation may leave that out."""
+    """Raised when a planner lacks what is no part of planning itself: another implementation may leave it out."""
 
 
 class PlannerInspector:
-    """A connection to one planner, to look and not to touch.
+    """A connection to one planner, beside those of its engines: to look, and to try out what watches it.
 
     Args:
         socket: the planner's unix socket: "unix:/path" or a path.
@@ -70,14 +70,30 @@ class PlannerInspector:
         except grpc.RpcError as error:
             raise self._translate(error) from error
 
-    def _translate(self, error: grpc.RpcError) -> CommandError:
+    def drill_mismatch(self, session: str) -> planner_pb2.DrillMismatchResponse:
+        """Makes the cached plan that a session uses next wrong on purpose.
+
+        Args:
+            session: its name; empty for the only open one.
+
+        Raises:
+            NotOfferedError: the planner has no such method.
+            CommandError: there is no answer, no such session, or the planner refuses.
+        """
+        try:
+            request = planner_pb2.DrillMismatchRequest(session=session)
+            return self._service.DrillMismatch(request, timeout=ANSWER_SECONDS)
+        except grpc.RpcError as error:
+            raise self._translate(error, "makes no drills") from error
+
+    def _translate(self, error: grpc.RpcError, lack: str = "shows no sessions") -> CommandError:
         status, details = error.code(), error.details() or "no reason given"
         if status is grpc.StatusCode.UNAVAILABLE:
             return CommandError(f"no planner answers at {self._target}")
         if status is grpc.StatusCode.DEADLINE_EXCEEDED:
             return CommandError(f"the planner at {self._target} did not answer within {ANSWER_SECONDS:g} s")
-        if status is grpc.StatusCode.NOT_FOUND:
+        if status in {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION}:
             return CommandError(details)
         if status is grpc.StatusCode.UNIMPLEMENTED:
-            return NotOfferedError(f"the planner at {self._target} shows no sessions: {details}")
+            return NotOfferedError(f"the planner at {self._target} {lack}: {details}")
         return CommandError(f"{self._target}: {details} ({status.name})")

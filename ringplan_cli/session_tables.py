@@ -63,6 +63,7 @@ def build_summary_rows(summary: pb.SessionSummary) -> list[tuple[str, str]]:
     pages = f"{num_free:,} free, {num_pages - num_free:,} in use, {summary.num_shared_pages:,} shared"
     misses = f"{_count_misses(summary.cache_misses):,} misses, {summary.num_cache_mismatches:,} mismatches"
     cache_mode = name_value(pb.CacheMode.DESCRIPTOR, summary.cache_mode)
+    drill = ", a drill is pending" if summary.is_drill_pending else ""
     return [
         ("engine", summary.engine_name or _NONE),
         ("age", write_seconds(summary.age_seconds)),
@@ -71,7 +72,7 @@ def build_summary_rows(summary: pb.SessionSummary) -> list[tuple[str, str]]:
         ("steps in flight", f"{summary.num_steps_in_flight:,}"),
         ("ring", f"{summary.num_leased_sets} of {summary.ring_depth} sets leased"),
         ("memory", f"{_write_bytes(summary.region_bytes)}, {_write_bytes(summary.locked_bytes)} of it locked"),
-        ("plan cache", f"{cache_mode}: {summary.num_cache_hits:,} hits, {misses}"),
+        ("plan cache", f"{cache_mode}: {summary.num_cache_hits:,} hits, {misses}{drill}"),
         ("misses", write_misses(summary.cache_misses)),
     ]
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -103,6 +104,13 @@ class PlannerProcess:
     def read_log(self) -> str:
         """Returns what it has logged."""
         return (self.folder / "planner.log").read_text(errors="replace")
+
+    def read_metrics(self) -> str:
+        """Returns its metrics page."""
+        url = self.read_log().rpartition("metrics at ")[2].split()[0]
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url, timeout=10) as page:
+            return str(page.read().decode())
 
     def list_sessions(self, timeout_seconds: float = 10.0) -> list[planner_pb2.SessionSummary]:
         """Returns its open sessions."""

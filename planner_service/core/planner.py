@@ -111,9 +111,9 @@ class Planner:
             DrillRefusedError: cached plans are not compared, there is none, or a drill is pending already.
         """
         if self.cache is None or not self._is_verifying:
-            raise DrillRefusedError("its cache mode is not verify, so that a wrong cached plan would be served")
+            raise DrillRefusedError("the session's cache mode is not verify: a wrong cached plan would be served")
         if not self.cache.entries:
-            raise DrillRefusedError("it holds no cached plan: let requests decode first")
+            raise DrillRefusedError("the session holds no cached plan: let requests decode first")
         if self.is_drill_pending:
             raise DrillRefusedError("a drill is pending: the cached plan that is used next is wrong already")
         self.is_drill_pending = True

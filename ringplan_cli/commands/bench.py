@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -89,3 +90,38 @@ def scale(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON d
         for row in figures
     ]
     print_table(Console(), f"A planner process ({', '.join(machine.values())})", columns, rows)
+
+
+@app.command()
+def growth(
+    plot: Annotated[Path | None, typer.Option(help="Draw a picture (PNG) here.", dir_okay=False)] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of 32 steps for each figure.", min=1)] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Shows how planning grows with rows, pages, labels and sessions, and what a stream, page and session weigh."""
+    from rich.console import Console
+
+    from ringplan_cli import bench_growth
+    from ringplan_cli.growth_report import print_growth
+    from ringplan_cli.machine import describe_machine
+    from ringplan_cli.plot_style import import_matplotlib
+
+    if plot is not None:
+        import_matplotlib()  # what is missing is said before the measuring
+    with Console(stderr=True).status("measuring plans") as status:
+        plans = tuple(bench_growth.measure_plans(rounds))
+        status.update("measuring sessions")
+        sessions = tuple(bench_growth.measure_sessions())
+        status.update("measuring memory")
+        figures = bench_growth.GrowthFigures(plans, sessions, bench_growth.measure_memory(sessions))
+    machine = describe_machine()
+    if plot is not None:
+        from ringplan_cli.growth_plot import write_growth_plot
+
+        write_growth_plot(plot, ", ".join(machine.values()), figures)
+    if as_json:
+        typer.echo(json.dumps({"machine": machine, **figures.as_json()}))
+        return
+    print_growth(Console(), ", ".join(machine.values()), figures)
+    if plot is not None:
+        typer.echo(f"drawn: {plot}")

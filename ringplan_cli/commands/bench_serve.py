@@ -69,7 +69,7 @@ def serve(
     _check_flags(set(given), set(engine_given), has_trace=trace is not None, is_local=local)
     if plots is not None:
         # Better now than after the test.
-        from ringplan_cli.load.plots import import_matplotlib
+        from ringplan_cli.plot_style import import_matplotlib
 
         import_matplotlib()
     requests = _build_requests(options) if trace is None else read_trace(trace)

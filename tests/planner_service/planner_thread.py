@@ -25,6 +25,7 @@ ResultT = TypeVar("ResultT")
 PLAN = "/ringplan.planner.v1.PlannerService/Plan"
 LIST_SESSIONS = "/ringplan.planner.v1.PlannerService/ListSessions"
 DUMP_SESSION = "/ringplan.planner.v1.PlannerService/DumpSession"
+DRILL_MISMATCH = "/ringplan.planner.v1.PlannerService/DrillMismatch"
 OPEN = pb.PlanRequest(open=pb.SessionOptions(page_size=4, num_pages=64, max_streams=16, engine_name="test"))
 
 
@@ -35,15 +36,27 @@ class PlannerThread:
         folder: where the socket and the regions are.
         max_sessions: how many sessions may be open.
         ring_timeout_seconds: how long a step waits for a buffer set.
+        allows_drills: whether mismatches may be made on purpose.
+        max_captures: how many captures are written.
     """
 
-    def __init__(self, folder: Path, *, max_sessions: int = 4, ring_timeout_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_sessions: int = 4,
+        ring_timeout_seconds: float = 30.0,
+        allows_drills: bool = False,
+        max_captures: int = 4,
+    ) -> None:
         self.socket = folder / "p"
         self.regions = folder / "regions"
         self.captures = folder / "captures"
         self.registry = CollectorRegistry()
         self.sessions: OpenSessions
         self.servicer: PlannerServicer
+        self._allows_drills = allows_drills
+        self._max_captures = max_captures
         self._options = {
             "max_sessions": max_sessions,
             "ring_timeout_seconds": ring_timeout_seconds,
@@ -74,7 +87,7 @@ class PlannerThread:
         self._loop.close()
 
     async def _start(self) -> grpc.aio.Server:
-        metrics = PlannerMetrics(self.registry, "test", CaptureFolder(self.captures, 4))
+        metrics = PlannerMetrics(self.registry, "test", CaptureFolder(self.captures, self._max_captures))
         self.sessions = OpenSessions(RegionFolder(self.regions), metrics, clock=time.monotonic, **self._options)  # type: ignore[arg-type]
         self.servicer = PlannerServicer(
             self.sessions,
@@ -83,7 +96,9 @@ class PlannerThread:
             default_cache_mode=CacheMode.OFF,
             version="test",
             clock=time.monotonic,
+            allows_drills=self._allows_drills,
         )
+        metrics.watch_sessions(self.sessions.summarize)
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((self.servicer.build_handler(),))
         server.add_insecure_port(build_target(self.socket))

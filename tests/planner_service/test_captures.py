@@ -21,7 +21,9 @@ def test_captures_never_replace_each_other_and_end_at_the_limit(tmp_path: Path) 
     """Each has a name of its own, also beside those of an earlier planner; no more are written than may be."""
     first = CaptureFolder(tmp_path, max_captures=1)
     second = CaptureFolder(tmp_path, max_captures=1)
+    assert not first.is_full
     files = [folder.try_write("session-1", CAPTURE) for folder in (first, first, second)]
+    assert first.is_full
     assert [file.name if file else None for file in files] == [
         "mismatch-session-1-1.json",
         None,

@@ -11,7 +11,7 @@ from planner_service.messages import CacheMode
 
 
 def test_the_defaults_are_what_the_documentation_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any setting: ring depth 2, no cache, 30 s, metrics on this machine only."""
+    """Without any setting: ring depth 2, no cache, 30 s, metrics on this machine only, no drills."""
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     settings = PlannerSettings()
     user = os.geteuid()
@@ -23,6 +23,7 @@ def test_the_defaults_are_what_the_documentation_says(monkeypatch: pytest.Monkey
         "cache_entries": 8,
         "capture_dir": Path(f"/tmp/ringplan-{user}/captures"),
         "max_captures": 32,
+        "allow_drills": False,
         "ring_timeout_seconds": 30.0,
         "metrics_host": "127.0.0.1",
         "metrics_port": 9464,

@@ -69,6 +69,7 @@ def test_a_session_starts_with_its_series_at_zero(registry: CollectorRegistry, s
         assert registry.get_sample_value("ringplan_layout_errors_total", _label(reason=reason)) == 0
     assert registry.get_sample_value("ringplan_steps_discarded_total", _label()) == 0
     assert registry.get_sample_value("ringplan_regions_grown_total", _label()) == 0
+    assert registry.get_sample_value("ringplan_drills_total", _label()) == 0
 
 
 def test_the_miss_reasons_are_the_documented_ones() -> None:
@@ -82,14 +83,18 @@ def test_every_layout_error_has_a_word_of_its_own() -> None:
     assert len(set(REASON_BY_LAYOUT_ERROR.values())) == len(REASON_BY_LAYOUT_ERROR)
 
 
-def test_a_plan_labels_first_plan_declares_its_series(registry: CollectorRegistry, session: SessionMetrics) -> None:
-    """Hits, mismatches and every reason of a miss stand at 0 as soon as a plan label is known."""
-    session.plan_published(PlanSource.FULL, ["main"], 1e-4)
-    main = _label(plan_label="main")
-    assert registry.get_sample_value("ringplan_plan_cache_hits_total", main) == 0
-    assert registry.get_sample_value("ringplan_plan_cache_mismatches_total", main) == 0
+@pytest.mark.parametrize("plan_label", ["main", "cfg_text"])
+def test_a_plan_labels_first_plan_declares_its_series(
+    registry: CollectorRegistry, session: SessionMetrics, plan_label: str
+) -> None:
+    """Hits, mismatches and every reason of a miss stand at 0 as soon as a plan label is known; `main` always is."""
+    if plan_label != "main":
+        session.plan_published(PlanSource.FULL, [plan_label], 1e-4)
+    labels = _label(plan_label=plan_label)
+    assert registry.get_sample_value("ringplan_plan_cache_hits_total", labels) == 0
+    assert registry.get_sample_value("ringplan_plan_cache_mismatches_total", labels) == 0
     for reason in DOCUMENTED_MISS_REASONS:
-        assert registry.get_sample_value("ringplan_plan_cache_misses_total", main | {"reason": reason}) == 0
+        assert registry.get_sample_value("ringplan_plan_cache_misses_total", labels | {"reason": reason}) == 0
 
 
 def test_hits_misses_and_mismatches_are_counted_by_plan_label(
@@ -121,6 +126,17 @@ def test_a_mismatch_is_logged_with_its_array_and_row(session: SessionMetrics, ca
     assert record.levelname == "ERROR"
     for fact in ("s:", "'main'", "'slot_mapping'", "row=3", "cached=70", "full=80"):
         assert fact in record.getMessage()
+
+
+def test_a_drill_is_counted_and_told_apart_in_the_log(
+    registry: CollectorRegistry, session: SessionMetrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever reads of the mismatch later finds that it was made on purpose."""
+    session.mismatch_drilled()
+    assert registry.get_sample_value("ringplan_drills_total", _label()) == 1
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "s: that mismatch was a drill")
+    ]
 
 
 def test_plan_durations_are_kept_by_source(registry: CollectorRegistry, session: SessionMetrics) -> None:
@@ -164,6 +180,7 @@ def test_a_removed_session_leaves_no_series(
         observer.plan_published(PlanSource.CACHED, ["main", "cfg"], 1e-5)
         observer.cache_missed(["late"], "cold")
         observer.ring_waited(WaitKind.STALL, 1.0)
+        observer.mismatch_drilled()
     num_series = len(_find_series(registry, 'session="t"'))
     session.remove()
     session.remove()
@@ -174,7 +191,7 @@ def test_a_removed_session_leaves_no_series(
 
 def test_plan_label_names_are_bounded(registry: CollectorRegistry, session: SessionMetrics) -> None:
     """An engine that invents names without end fills one series called "other", not the planner's memory."""
-    names = [f"label{i}" for i in range(MAX_PLAN_LABELS + 10)]
+    names = ["main", *(f"label{i}" for i in range(1, MAX_PLAN_LABELS + 10))]
     for name in names:
         session.plan_published(PlanSource.CACHED, [name], 1e-5)
     session.cache_mismatched(Mismatch("yet another", "kv_lens", index=2, row=2, cached=7, full=8))
@@ -190,8 +207,9 @@ def test_gauges_are_taken_from_the_sessions_when_asked_for(
     registry: CollectorRegistry, metrics: PlannerMetrics
 ) -> None:
     """Each figure of a summary has its gauge; a session that is gone has none."""
-    options = SessionOptions(16, 100, 8, ring_depth=4, cache_mode=CacheMode.ON)
-    summaries = [SessionSummary("s", options, 1.0, 90, 2, 5, 6, 3, 4096, 1024)]
+    options = SessionOptions(16, 100, 8, ring_depth=4, cache_mode=CacheMode.ON, engine_name='a "name"')
+    leased = {"oldest_lease_step_id": 77, "oldest_lease_age_seconds": 1.5}
+    summaries = [SessionSummary("s", options, 1.0, 90, 2, 5, 6, 3, 4096, 1024, **leased)]
     metrics.watch_sessions(lambda: summaries)
     expected = {
         "ringplan_pages": 100,
@@ -202,14 +220,26 @@ def test_gauges_are_taken_from_the_sessions_when_asked_for(
         "ringplan_steps_in_flight": 6,
         "ringplan_ring_depth": 4,
         "ringplan_ring_sets_leased": 3,
+        "ringplan_ring_oldest_lease_age_seconds": 1.5,
+        "ringplan_ring_oldest_lease_step": 77,
         "ringplan_region_bytes": 4096,
         "ringplan_region_locked_bytes": 1024,
     }
     assert {name: registry.get_sample_value(name, {"session": "s"}) for name in expected} == expected
     assert registry.get_sample_value("ringplan_sessions") == 1
+    info = {"session": "s", "engine": 'a "name"', "cache_mode": "on"}
+    assert registry.get_sample_value("ringplan_session_info", info) == 1
     summaries.clear()
     assert registry.get_sample_value("ringplan_sessions") == 0
     assert _find_series(registry, 'session="s"') == []
+
+
+def test_a_ring_without_a_lease_has_no_oldest_one(registry: CollectorRegistry, metrics: PlannerMetrics) -> None:
+    """The age is 0 and the step is none that can be: an alert on the age does not fire."""
+    summary = SessionSummary("s", SessionOptions(16, 100, 8), 1.0, 90, 2, 5, 6, 0, 4096, 1024)
+    metrics.watch_sessions(lambda: [summary])
+    assert registry.get_sample_value("ringplan_ring_oldest_lease_age_seconds", {"session": "s"}) == 0
+    assert registry.get_sample_value("ringplan_ring_oldest_lease_step", {"session": "s"}) == -1
 
 
 def test_every_metric_follows_the_conventions(registry: CollectorRegistry, session: SessionMetrics) -> None:

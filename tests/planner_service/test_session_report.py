@@ -1,4 +1,4 @@
-"""What a session tells of itself: which steps in flight have which streams."""
+"""What a session tells of itself: which steps in flight have which streams, and which lease is the oldest."""
 
 from planner_service.core.layout import StepLayout
 from planner_service.messages import SessionMessage, SessionOptions
@@ -23,3 +23,23 @@ def test_steps_in_flight_are_counted_for_each_stream() -> None:
     assert _count_in_flight(session) == {0: 2, 1: 0, 2: 2}
     session.send(SessionMessage(discard_from=4))
     assert _count_in_flight(session) == {0: 1, 1: 0, 2: 1}
+
+
+def test_the_oldest_lease_is_the_one_held_longest() -> None:
+    """Its step and its age are told; without a lease there is no step, and the age is 0."""
+    session = MirroredSession(OPTIONS)
+
+    def read_oldest() -> tuple[int | None, float]:
+        summary = session.session.summarize()
+        return summary.oldest_lease_step_id, summary.oldest_lease_age_seconds
+
+    assert read_oldest() == (None, 0.0)
+    for step_id, released_through in ((4, 0), (7, 4)):
+        layout = StepLayout(step_id, (pack_rows("main", [(0, 1)]),), repeat=2)
+        session.send(SessionMessage(released_through=released_through, layouts=(layout,)))
+        session.clock.now += 1.5
+    assert read_oldest() == (5, 3.0)
+    session.send(SessionMessage(released_through=5))
+    assert read_oldest() == (7, 1.5)
+    session.send(SessionMessage(released_through=8))
+    assert read_oldest() == (None, 0.0)

@@ -12,6 +12,7 @@ from planner_service.captures import CaptureFolder
 from planner_service.errors import (
     RegionUnavailableError,
     SessionLimitError,
+    SessionNotNamedError,
     ShuttingDownError,
     UnknownSessionError,
 )
@@ -41,9 +42,11 @@ def sessions(folder: RegionFolder, registry: CollectorRegistry, tmp_path: Path) 
     """Room for two sessions, with a clock that counts its readings."""
     clock = map(float, itertools.count())
     metrics = PlannerMetrics(registry, "test", CaptureFolder(tmp_path / "captures", 4))
-    return OpenSessions(
+    sessions = OpenSessions(
         folder, metrics, max_sessions=2, ring_timeout_seconds=1.0, num_cache_entries=8, clock=lambda: next(clock)
     )
+    metrics.watch_sessions(sessions.summarize)
+    return sessions
 
 
 def _find_session_series(registry: CollectorRegistry) -> list[str]:
@@ -109,3 +112,17 @@ def test_no_session_is_added_once_new_ones_are_refused(sessions: OpenSessions) -
         sessions.add(OPTIONS)
     assert sessions.get(session.name) is session
     sessions.remove(session)
+
+
+def test_a_name_may_be_left_out_where_there_is_one_session(sessions: OpenSessions) -> None:
+    """With none or two open it must be given; a name that is given counts."""
+    with pytest.raises(SessionNotNamedError, match=r"^no session is open$"):
+        sessions.get_named_or_only("")
+    first = sessions.add(OPTIONS)
+    assert sessions.get_named_or_only("") is first
+    with pytest.raises(UnknownSessionError, match="session-9"):
+        sessions.get_named_or_only("session-9")
+    second = sessions.add(OPTIONS)
+    assert sessions.get_named_or_only(second.name) is second
+    with pytest.raises(SessionNotNamedError, match=r"^2 sessions are open: name one of them$"):
+        sessions.get_named_or_only("")

@@ -36,7 +36,8 @@ from ringplan.planner.v1 import planner_pb2 as pb
 
 OPTIONS = SessionOptions(16, 100, 8, ring_depth=3, cache_mode=CacheMode.VERIFY, engine_name="e")
 SUMMARY = SessionSummary(
-    "session-7", OPTIONS, 1.5, 90, 2, 4, 3, 1, 4096, 2048, 12, 5, ((MissReason.COLD, 1), (MissReason.FORK, 2))
+    *("session-7", OPTIONS, 1.5, 90, 2, 4, 3, 1, 4096, 2048, 12, 5, ((MissReason.COLD, 1), (MissReason.FORK, 2))),
+    is_drill_pending=True,
 )
 
 
@@ -292,6 +293,7 @@ def test_a_dump_tells_everything() -> None:
                 pb.CacheMissCount(reason=pb.CACHE_MISS_REASON_FORK, num_misses=2),
             ],
             num_cache_mismatches=5,
+            is_drill_pending=True,
         ),
         streams=[pb.StreamState(stream=3, committed_length=17, planned_length=18, pages=[4, 2], num_steps_in_flight=1)],
         leases=[pb.LeaseState(step_id=5, region_id=1, set_index=2, age_seconds=0.25)],

@@ -46,6 +46,12 @@ def test_planner_that_shows_nothing_is_told_apart(socket: str) -> None:
         inspector.dump_session("s")
 
 
+def test_planner_that_makes_no_drills_is_told_apart(socket: str) -> None:
+    """They are no part of planning: another implementation may leave them out."""
+    with PlannerInspector(socket) as inspector, pytest.raises(NotOfferedError, match="makes no drills"):
+        inspector.drill_mismatch("s")
+
+
 def test_path_that_no_socket_can_have_is_one_clear_line() -> None:
     """The length is named."""
     with pytest.raises(CommandError, match=r"^unix:/x+: 108 bytes; a unix socket's path has at most 107$"):

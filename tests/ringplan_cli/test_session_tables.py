@@ -62,6 +62,15 @@ def test_summary_names_every_figure() -> None:
     }
 
 
+def test_drill_that_is_pending_is_told() -> None:
+    """Whoever wonders whether the next mismatch will be real looks there."""
+    drilled = pb.SessionSummary()
+    drilled.CopyFrom(SUMMARY)
+    drilled.is_drill_pending = True
+    expected = "on: 2,000 hits, 1,235 misses, 1 mismatches, a drill is pending"
+    assert dict(texts.build_summary_rows(drilled))["plan cache"] == expected
+
+
 def test_session_without_a_name_or_misses_says_so() -> None:
     """An engine need not have a name."""
     rows = dict(texts.build_summary_rows(pb.SessionSummary(num_pages=2)))

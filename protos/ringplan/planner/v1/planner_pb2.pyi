@@ -783,6 +783,7 @@ class SessionSummary(_message.Message):
     NUM_CACHE_HITS_FIELD_NUMBER: _builtins.int
     CACHE_MISSES_FIELD_NUMBER: _builtins.int
     NUM_CACHE_MISMATCHES_FIELD_NUMBER: _builtins.int
+    IS_DRILL_PENDING_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """The session's name."""
     engine_name: _builtins.str
@@ -815,6 +816,8 @@ class SessionSummary(_message.Message):
     """Plans made from a cached one."""
     num_cache_mismatches: _builtins.int
     """Cached plans that the verify mode found wrong."""
+    is_drill_pending: _builtins.bool
+    """Whether the cached plan that is used next is made wrong on purpose (DrillMismatch), and none has been used since."""
     @_builtins.property
     def cache_misses(self) -> _containers.RepeatedCompositeFieldContainer[Global___CacheMissCount]:
         """Plans made from scratch although the cache is in use, by why; reasons that never came up are left out."""
@@ -839,10 +842,11 @@ class SessionSummary(_message.Message):
         num_cache_hits: _builtins.int = ...,
         cache_misses: _abc.Iterable[Global___CacheMissCount] | None = ...,
         num_cache_mismatches: _builtins.int = ...,
+        is_drill_pending: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "cache_misses", b"cache_misses", "cache_mode", b"cache_mode", "engine_name", b"engine_name", "locked_bytes", b"locked_bytes", "num_cache_hits", b"num_cache_hits", "num_cache_mismatches", b"num_cache_mismatches", "num_free_pages", b"num_free_pages", "num_leased_sets", b"num_leased_sets", "num_pages", b"num_pages", "num_shared_pages", b"num_shared_pages", "num_steps_in_flight", b"num_steps_in_flight", "num_streams", b"num_streams", "page_size", b"page_size", "region_bytes", b"region_bytes", "ring_depth", b"ring_depth", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "cache_misses", b"cache_misses", "cache_mode", b"cache_mode", "engine_name", b"engine_name", "is_drill_pending", b"is_drill_pending", "locked_bytes", b"locked_bytes", "num_cache_hits", b"num_cache_hits", "num_cache_mismatches", b"num_cache_mismatches", "num_free_pages", b"num_free_pages", "num_leased_sets", b"num_leased_sets", "num_pages", b"num_pages", "num_shared_pages", b"num_shared_pages", "num_steps_in_flight", b"num_steps_in_flight", "num_streams", b"num_streams", "page_size", b"page_size", "region_bytes", b"region_bytes", "ring_depth", b"ring_depth", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1049,3 +1053,51 @@ class CacheEntryState(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CacheEntryState: _TypeAlias = CacheEntryState  # noqa: Y015
+
+@_typing.final
+class DrillMismatchRequest(_message.Message):
+    """Names the session whose next cached plan is to be wrong."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    """The session's name, from ListSessions. Empty: the only open one."""
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrillMismatchRequest: _TypeAlias = DrillMismatchRequest  # noqa: Y015
+
+@_typing.final
+class DrillMismatchResponse(_message.Message):
+    """The drill is pending: it happens when the session uses its plan cache next."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    CAPTURE_DIR_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    """The session's name."""
+    capture_dir: _builtins.str
+    """The folder that a capture of the mismatch is written to. Empty: as many as may be are there, and none is written."""
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+        capture_dir: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture_dir", b"capture_dir", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrillMismatchResponse: _TypeAlias = DrillMismatchResponse  # noqa: Y015

@@ -50,6 +50,11 @@ class PlannerServiceStub:
                 request_serializer=ringplan_dot_planner_dot_v1_dot_planner__pb2.DumpSessionRequest.SerializeToString,
                 response_deserializer=ringplan_dot_planner_dot_v1_dot_planner__pb2.DumpSessionResponse.FromString,
                 _registered_method=True)
+        self.DrillMismatch = channel.unary_unary(
+                '/ringplan.planner.v1.PlannerService/DrillMismatch',
+                request_serializer=ringplan_dot_planner_dot_v1_dot_planner__pb2.DrillMismatchRequest.SerializeToString,
+                response_deserializer=ringplan_dot_planner_dot_v1_dot_planner__pb2.DrillMismatchResponse.FromString,
+                _registered_method=True)
 
 
 class PlannerServiceServicer:
@@ -77,6 +82,14 @@ class PlannerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrillMismatch(self, request, context):
+        """Makes one cached plan of a session wrong on purpose, to try out what watches for mismatches. Only for a session in the verify mode,
+        which finds the wrong plan and serves the right one, and only where the planner was started to allow it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PlannerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +107,11 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     servicer.DumpSession,
                     request_deserializer=ringplan_dot_planner_dot_v1_dot_planner__pb2.DumpSessionRequest.FromString,
                     response_serializer=ringplan_dot_planner_dot_v1_dot_planner__pb2.DumpSessionResponse.SerializeToString,
+            ),
+            'DrillMismatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrillMismatch,
+                    request_deserializer=ringplan_dot_planner_dot_v1_dot_planner__pb2.DrillMismatchRequest.FromString,
+                    response_serializer=ringplan_dot_planner_dot_v1_dot_planner__pb2.DrillMismatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +196,33 @@ class PlannerService:
             '/ringplan.planner.v1.PlannerService/DumpSession',
             ringplan_dot_planner_dot_v1_dot_planner__pb2.DumpSessionRequest.SerializeToString,
             ringplan_dot_planner_dot_v1_dot_planner__pb2.DumpSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrillMismatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringplan.planner.v1.PlannerService/DrillMismatch',
+            ringplan_dot_planner_dot_v1_dot_planner__pb2.DrillMismatchRequest.SerializeToString,
+            ringplan_dot_planner_dot_v1_dot_planner__pb2.DrillMismatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class PlannerServiceStub:
     """Lists the open sessions."""
     DumpSession: _grpc.UnaryUnaryMultiCallable[_planner_pb2.DumpSessionRequest, _planner_pb2.DumpSessionResponse]
     """Shows everything one session holds."""
+    DrillMismatch: _grpc.UnaryUnaryMultiCallable[_planner_pb2.DrillMismatchRequest, _planner_pb2.DrillMismatchResponse]
+    """Makes one cached plan of a session wrong on purpose, to try out what watches for mismatches. Only for a session in the verify mode,
+    which finds the wrong plan and serves the right one, and only where the planner was started to allow it.
+    """
 
 @_typing.type_check_only
 class PlannerServiceAsyncStub(PlannerServiceStub):
@@ -55,6 +59,10 @@ class PlannerServiceAsyncStub(PlannerServiceStub):
     """Lists the open sessions."""
     DumpSession: _aio.UnaryUnaryMultiCallable[_planner_pb2.DumpSessionRequest, _planner_pb2.DumpSessionResponse]  # type: ignore[assignment]
     """Shows everything one session holds."""
+    DrillMismatch: _aio.UnaryUnaryMultiCallable[_planner_pb2.DrillMismatchRequest, _planner_pb2.DrillMismatchResponse]  # type: ignore[assignment]
+    """Makes one cached plan of a session wrong on purpose, to try out what watches for mismatches. Only for a session in the verify mode,
+    which finds the wrong plan and serves the right one, and only where the planner was started to allow it.
+    """
 
 class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Plans paged attention for engines on the same machine."""
@@ -82,5 +90,15 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_planner_pb2.DumpSessionResponse, _abc.Awaitable[_planner_pb2.DumpSessionResponse]]:
         """Shows everything one session holds."""
+
+    @_abc_1.abstractmethod
+    def DrillMismatch(
+        self,
+        request: _planner_pb2.DrillMismatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_planner_pb2.DrillMismatchResponse, _abc.Awaitable[_planner_pb2.DrillMismatchResponse]]:
+        """Makes one cached plan of a session wrong on purpose, to try out what watches for mismatches. Only for a session in the verify mode,
+        which finds the wrong plan and serves the right one, and only where the planner was started to allow it.
+        """
 
 def add_PlannerServiceServicer_to_server(servicer: PlannerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
