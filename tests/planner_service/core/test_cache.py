@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from planner_service.core import cache
 from planner_service.core.layout import Drop, Fork, PlanLabelRows, StepLayout, Truncate
 from planner_service.messages import CacheMode, PlanReady, PlanSource, SessionMessage, SessionOptions
 from tests.planner_service.mirrored_session import MirroredSession
@@ -58,6 +59,19 @@ def test_a_repeated_decode_layout_hits_and_every_plan_is_right(
     sources = [run.plan(plan_labels) for _ in range(num_steps)]
     assert sources == [PlanSource.FULL] + [PlanSource.CACHED] * (num_steps - 1)
     assert len(run.session.observer.misses) == 1
+
+
+def test_crossings_that_are_too_large_to_keep_are_worked_out_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are the same whether or not what a crossing changes is kept from one time to the next."""
+    monkeypatch.setattr(cache, "_MAX_CROSSINGS_BYTES", 0)
+    run = CachedRun(num_streams=3)
+    labels = (pack_rows("main", [(-1, 1), (2, 1), (0, 1)]), pack_rows("cfg", [(1, 1)]))
+    built = []
+    build_crossing = cache.build_crossing
+    monkeypatch.setattr(cache, "build_crossing", lambda *args: built.append(1) or build_crossing(*args))
+    sources = [run.plan(labels) for _ in range(14)]
+    assert sources == [PlanSource.FULL] + [PlanSource.CACHED] * 13
+    assert len(built) == sum((3 + stream + step) % 4 == 0 for step in range(1, 14) for stream in range(3))
 
 
 def test_steps_in_flight_of_the_same_layout_count_as_its_own() -> None:
