@@ -12,6 +12,7 @@ from torch import nn
 
 # What weights are arranged for; the arrangement serves other numbers of rows as well.
 _NUM_ROWS = 32
+_STEP = 8  # by which numbers of rows rise, at least
 # Two orders of adding up float32 numbers differ by less.
 _TOLERANCE = 1e-3
 
@@ -43,8 +44,33 @@ class PackedLinear(nn.Module):
         Args:
             x: float32 [..., in_features].
         """
-        product: torch.Tensor = self._multiply(x, self._packed, self.bias, "none", [], "")
-        return product
+        num_rows = x.numel() // self.in_features
+        num_padding = round_up_rows(num_rows) - num_rows
+        if not num_padding:
+            product: torch.Tensor = self._multiply(x, self._packed, self.bias, "none", [], "")
+            return product
+        padded = torch.nn.functional.pad(x.reshape(num_rows, self.in_features), (0, 0, 0, num_padding))
+        product = self._multiply(padded, self._packed, self.bias, "none", [], "")
+        return product[:num_rows].view(*x.shape[:-1], self.out_features)
+
+
+def round_up_rows(num_rows: int) -> int:
+    """Returns how many rows are multiplied for so many, padding included.
+
+    oneDNN and torch keep a kernel for every number of rows they have met, half a megabyte for each shape of weight: a
+    server that meets every length of prompt would keep hundreds of megabytes of them.
+
+    Args:
+        num_rows: rows of a product.
+
+    Returns:
+        The next power of two up to 8, multiple of 8 up to 128, and beyond one of eight numbers up to each power of two.
+    """
+    bits = max(num_rows - 1, 0).bit_length()
+    if num_rows <= _STEP:
+        return min(num_rows, 1) << bits
+    step = max(_STEP, 1 << (bits - 4))
+    return -(-num_rows // step) * step
 
 
 @torch.inference_mode()

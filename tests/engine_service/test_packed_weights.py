@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine_service.packed_weights import PackedLinear, pack_weights
+from engine_service.packed_weights import PackedLinear, pack_weights, round_up_rows
 
 
 def _build_layers() -> nn.ModuleDict:
@@ -22,7 +22,7 @@ def _build_layers() -> nn.ModuleDict:
     ).eval()
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 24), (1, 33, 24), (5, 24)])
+@pytest.mark.parametrize("shape", [(1, 1, 24), (1, 33, 24), (5, 24), (2, 3, 24), (1, 0, 24), (1, 1000, 24)])
 def test_packed_layers_give_the_same_products(shape: tuple[int, ...]) -> None:
     """With and without a bias, for one row and for many, up to rounding."""
     layers = _build_layers()
@@ -33,6 +33,27 @@ def test_packed_layers_give_the_same_products(shape: tuple[int, ...]) -> None:
         products = [layers[name](x) for name in ("plain", "inner")]
     for product, reference in zip(products, expected, strict=True):
         torch.testing.assert_close(product, reference, rtol=1e-5, atol=1e-5)
+
+
+def test_few_numbers_of_rows_are_multiplied() -> None:
+    """A kernel is kept for each: prompts of every length take few of them, and are padded by an eighth at most."""
+    rounded = [round_up_rows(num_rows) for num_rows in range(1, 4097)]
+    assert len(set(rounded)) <= 60
+    assert rounded == sorted(rounded)
+    for num_rows, num_multiplied in enumerate(rounded, start=1):
+        assert num_rows <= num_multiplied <= max(num_rows * 9 / 8, num_rows + 7)
+    assert [round_up_rows(num_rows) for num_rows in (0, 1, 2, 4, 8, 16, 32, 64)] == [0, 1, 2, 4, 8, 16, 32, 64]
+
+
+def test_a_layer_multiplies_as_many_rows_as_are_rounded_up_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the shape of what it is given."""
+    layer = PackedLinear(nn.Linear(24, 40))
+    multiply, multiplied = layer._multiply, []
+    monkeypatch.setattr(layer, "_multiply", lambda x, *rest: multiplied.append(x.shape) or multiply(x, *rest))
+    with torch.inference_mode():
+        assert layer(torch.zeros(1, 33, 24)).shape == (1, 33, 40)
+        assert layer(torch.zeros(1, 32, 24)).shape == (1, 32, 40)
+    assert multiplied == [(40, 24), (1, 32, 24)]
 
 
 def test_only_plain_float32_layers_are_packed() -> None:
