@@ -9,11 +9,19 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from engine_service.answer import AnswerBuilder
+from engine_service.attention_choice import choose_attention_backend
 from engine_service.config import EngineSettings, GuidancePlan, PlanCacheMode
+from engine_service.cuda_graphs import CudaCapturer
 from engine_service.detokenizer import IncrementalDetokenizer
+from engine_service.device_setup import (
+    build_plan_copies,
+    capture_decode_steps,
+    choose_device,
+    measure_step_bytes,
+)
 from engine_service.engine import Engine
 from engine_service.executor import ModelExecutor
-from engine_service.kv_sizing import choose_num_pages, find_available_bytes
+from engine_service.kv_sizing import MIN_PAGES, choose_num_pages, find_available_bytes
 from engine_service.ledger import Deliver, RequestLedger
 from engine_service.loop import EngineLoop
 from engine_service.metrics import EngineMetrics
@@ -21,12 +29,14 @@ from engine_service.model_cache import ModelCache
 from engine_service.model_loading import LoadedModel, OnProgress, load_model
 from engine_service.model_runner import ModelRunner
 from engine_service.packed_weights import pack_weights
+from engine_service.plan_copies import PlanCopies
 from engine_service.plan_pipeline import choose_ring_depth
 from engine_service.planner_link import PlannerLink
 from engine_service.request import Request
 from engine_service.scheduler import Scheduler
 from engine_service.step_layout import LayoutOptions
 from engine_service.validation import EngineLimits
+from engine_service.version import read_version
 from engine_service.warm_up import warm_up
 from planner_service.client import CacheMode
 
@@ -74,23 +84,44 @@ def assemble_engine(
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     cache = ModelCache(settings.model_cache_dir.expanduser()) if settings.model_cache else None
-    loaded = load_model(settings.model, dtype=settings.dtype, cache=cache, on_progress=on_progress)
+    device = choose_device(settings.device)
+    loaded = load_model(settings.model, dtype=settings.dtype, device=str(device), cache=cache, on_progress=on_progress)
     if settings.pack_weights:
         num_packed = pack_weights(loaded.model)
         _logger.info("%d linear layers have packed weights", num_packed)
-    num_pages = _choose_num_pages(settings, loaded)
-    runner = ModelRunner(loaded, num_pages=num_pages, page_size=settings.page_size)
+    metrics = EngineMetrics(registry)
+    metrics.describe_engine(
+        version=read_version(),
+        model=loaded.name,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=str(loaded.device),
+    )
+    copies = build_plan_copies(
+        loaded.device,
+        pins=settings.pin_regions,
+        timeout_seconds=settings.plan_timeout_seconds,
+        on_pinned_changed=metrics.region_pinned,
+    )
+    runner = _build_runner(settings, loaded, copies, metrics)
     warm_up(runner, settings.max_step_tokens)
+    if settings.cuda_graphs and copies is not None:
+        capture_decode_steps(
+            runner,
+            CudaCapturer(loaded.device),
+            max_running_requests=settings.max_running_requests,
+            on_decode=metrics.decode_graphed,
+        )
     planner = PlannerLink(
         settings.planner,
         page_size=settings.page_size,
-        num_pages=num_pages,
+        num_pages=runner.num_pages,
         max_running_requests=settings.max_running_requests,
         ring_depth=settings.ring_depth or choose_ring_depth(settings.plan_ahead),
         cache_mode=_CACHE_MODES[settings.cache_mode],
         engine_name=settings.engine_name,
         plan_ahead=settings.plan_ahead,
         plan_timeout_seconds=settings.plan_timeout_seconds,
+        copies=copies,
     )
     planner.connect(settings.planner_connect_timeout_seconds)
     _logger.info("session %s with the planner at %s", planner.session.name, settings.planner)
@@ -98,7 +129,7 @@ def assemble_engine(
         vocab_size=loaded.vocab_size,
         max_context_tokens=loaded.max_context_tokens,
         page_size=settings.page_size,
-        num_pages=num_pages,
+        num_pages=runner.num_pages,
         default_max_tokens=settings.default_max_tokens,
     )
 
@@ -106,7 +137,6 @@ def assemble_engine(
         detokenizer = IncrementalDetokenizer(loaded.tokenizer, request.spec.prompt_token_ids)
         return AnswerBuilder(request, detokenizer, loaded.eos_token_ids)
 
-    metrics = EngineMetrics(registry)
     ledger = RequestLedger(time.monotonic, metrics, open_answer, deliver)
     loop = EngineLoop(
         Scheduler(limits, settings.max_running_requests, settings.max_step_tokens),
@@ -132,14 +162,34 @@ def assemble_engine(
     return AssembledEngine(engine, loaded)
 
 
-def _choose_num_pages(settings: EngineSettings, loaded: LoadedModel) -> int:
+def _build_runner(
+    settings: EngineSettings, loaded: LoadedModel, copies: PlanCopies | None, metrics: EngineMetrics
+) -> ModelRunner:
+    page_size = settings.page_size
+    backend = choose_attention_backend(
+        settings.attention_backend,
+        loaded,
+        page_size=page_size,
+        workspace_bytes=settings.flashinfer_workspace_bytes,
+        observer=metrics,
+        verifies=settings.cache_mode is PlanCacheMode.VERIFY,
+    )
+    available_bytes = find_available_bytes(loaded.device)
+    if copies is not None and not settings.num_pages:
+        step_bytes = measure_step_bytes(
+            ModelRunner(loaded, num_pages=MIN_PAGES, page_size=page_size, backend=backend, copies=copies),
+            max_step_tokens=settings.max_step_tokens,
+            max_running_requests=settings.max_running_requests,
+        )
+        available_bytes = max(find_available_bytes(loaded.device) - step_bytes, 0)
     # The sink page, and every request that may run at its longest.
-    max_useful_pages = 1 + settings.max_running_requests * -(-loaded.max_context_tokens // settings.page_size)
-    return choose_num_pages(
-        loaded.kv_shape.bytes_per_page(settings.page_size),
-        page_size=settings.page_size,
-        available_bytes=find_available_bytes(loaded.device),
+    max_useful_pages = 1 + settings.max_running_requests * -(-loaded.max_context_tokens // page_size)
+    num_pages = choose_num_pages(
+        loaded.kv_shape.bytes_per_page(page_size),
+        page_size=page_size,
+        available_bytes=available_bytes,
         num_pages=settings.num_pages,
         memory_share=settings.memory_share,
         max_useful_pages=max_useful_pages,
     )
+    return ModelRunner(loaded, num_pages=num_pages, page_size=page_size, backend=backend, copies=copies)

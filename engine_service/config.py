@@ -78,6 +78,14 @@ def _check_planner(value: str) -> str:
     return value
 
 
+class VllmApi(Enum):
+    """Whether vLLM's engine API is served beside our own."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
 class EngineSettings(BaseSettings):
     """Settings of an engine.
 
@@ -98,6 +106,22 @@ class EngineSettings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Number type of weights and KV cache; 'auto' takes one that suits the model and the device."
     )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs; 'auto' takes the GPU where there is one."
+    )
+    attention_backend: Literal["auto", "torch", "flashinfer"] = Field(
+        "auto",
+        description="What computes attention; 'auto' takes FlashInfer on a GPU if it supports the model, else torch.",
+    )
+    flashinfer_workspace_bytes: int = Field(
+        128 << 20, ge=1 << 20, le=1 << 34, description="Memory on the GPU that FlashInfer's schedules work in."
+    )
+    cuda_graphs: bool = Field(
+        True, description="Capture decode steps in CUDA graphs, one a batch size; needs a GPU and FlashInfer."
+    )
+    pin_regions: bool = Field(
+        True, description="Register the ring's memory with CUDA, so that copies of plans run beside everything else."
+    )
     num_threads: int = Field(0, ge=0, le=1_024, description="Threads of the model on a CPU; 0 leaves it to torch.")
     pack_weights: bool = Field(
         True, description="Keep float32 weights on a CPU as its matrix kernels take them: about twice as fast."
@@ -112,6 +136,11 @@ class EngineSettings(BaseSettings):
 
     listen: Annotated[str, BeforeValidator(_check_address)] = Field(
         "127.0.0.1:50051", description="Where to serve gRPC: 'host:port' (port 0 takes a free one) or 'unix:/path'."
+    )
+    vllm_api: VllmApi = Field(
+        VllmApi.AUTO,
+        description="Serve vLLM's engine API at the same address, for the SMG gateway; 'auto' does where the package "
+        "'smg-grpc-proto' (extra 'smg') is installed.",
     )
     metrics_host: str = Field("127.0.0.1", min_length=1, description="Where to serve metrics over HTTP.")
     metrics_port: int = Field(9465, ge=0, le=65_535, description="Port of the metrics; 0 takes a free one.")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from engine_service.errors import EngineError, EngineStoppingError, QueueFullError, StepFailedError
 from engine_service.guidance_checks import check_places, settle_guided_tokens
 from engine_service.ledger import RequestLedger
-from engine_service.loop import EngineLoop
+from engine_service.loop import EngineLoad, EngineLoop
 from engine_service.metrics import EngineMetrics
 from engine_service.request import GenerationEvent, GenerationSpec, OnEvent, Request
 from engine_service.validation import EngineLimits, check_min_tokens, check_token_ids, settle_max_tokens
@@ -77,6 +77,13 @@ class Engine:
         self._is_accepting = True
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="ringplan-engine", daemon=True)
+
+    @property
+    def load(self) -> EngineLoad:
+        """How much there is to do; what came since the last step began counts as waiting."""
+        with self._changed:
+            load = self._loop.load
+            return load._replace(num_waiting=max(0, self._num_unfinished - load.num_running))
 
     def start(self) -> None:
         """Starts the engine's thread."""

@@ -62,6 +62,20 @@ class StepFailedError(EngineError):
     """Raised when a step that a request was part of failed; the engine goes on."""
 
 
+class CopyTimeoutError(EngineError):
+    """Raised when a plan's copy to the device has not been made for so long that it never will be.
+
+    Attributes:
+        step_id: the plan's step.
+        timeout_seconds: how long it was waited for.
+    """
+
+    def __init__(self, step_id: int, timeout_seconds: float) -> None:
+        super().__init__(f"the plan of step {step_id} has not been copied to the device in {timeout_seconds:g} s")
+        self.step_id = step_id
+        self.timeout_seconds = timeout_seconds
+
+
 class ListenError(EngineError):
     """Raised when the server cannot listen on its address.
 
@@ -74,8 +88,34 @@ class ListenError(EngineError):
         self.address = address
 
 
+class MissingPackageError(EngineError):
+    """Raised when a setting asks for what needs a package that is not installed.
+
+    Attributes:
+        setting: the setting.
+        package: the package.
+    """
+
+    def __init__(self, setting: str, package: str, extra: str) -> None:
+        super().__init__(f"{setting} needs the package {package}; install 'ringplan[{extra}]'")
+        self.setting = setting
+        self.package = package
+
+
 class ModelError(EngineError):
     """Base of the errors that keep a model from being loaded or run: the engine does not start."""
+
+
+class NoSuchDeviceError(ModelError):
+    """Raised when the device asked for is not there.
+
+    Attributes:
+        device: what was asked for.
+    """
+
+    def __init__(self, device: str, reason: str) -> None:
+        super().__init__(f"device {device}: {reason}")
+        self.device = device
 
 
 class ModelNotFoundError(ModelError):
@@ -113,6 +153,22 @@ class UnsupportedModelError(ModelError):
     def __init__(self, model: str, features: Sequence[str]) -> None:
         super().__init__(f"{model} needs what this engine does not do: {'; '.join(features)}")
         self.model = model
+        self.features = tuple(features)
+
+
+class UnsupportedAttentionError(ModelError):
+    """Raised when the attention backend that was asked for does not serve a model, or not on this device.
+
+    Attributes:
+        model: the model's name.
+        backend: the backend.
+        features: what it does not do, each by name.
+    """
+
+    def __init__(self, model: str, backend: str, features: Sequence[str]) -> None:
+        super().__init__(f"attention_backend {backend} does not serve {model}: {'; '.join(features)}")
+        self.model = model
+        self.backend = backend
         self.features = tuple(features)
 
 

@@ -67,6 +67,16 @@ class KvCache:
         key_rows = torch.from_numpy(slots + slots // self.page_size * self.page_size).to(self.pages.device)
         return key_rows, key_rows + self.page_size
 
+    def find_write_rows(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Does what `build_write_rows` does for slots on the device.
+
+        Args:
+            slots: int32 [num_tokens].
+        """
+        key_rows = slots.long()
+        key_rows = key_rows + key_rows // self.page_size * self.page_size
+        return key_rows, key_rows + self.page_size
+
     def write(
         self, layer: int, key: torch.Tensor, value: torch.Tensor, rows: tuple[torch.Tensor, torch.Tensor]
     ) -> None:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine_service.backoff import Backoff
 from engine_service.errors import EngineError, StepFailedError
@@ -32,6 +32,20 @@ IDLE_CHECK_SECONDS = 0.5
 _logger = logging.getLogger(__name__)
 
 
+class EngineLoad(NamedTuple):
+    """How much the engine has to do.
+
+    Args:
+        num_running: requests that hold pages.
+        num_waiting: requests that wait for room.
+        kv_cache_usage: the share of the usable pages that the running requests need, 0 to 1.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0
+
+
 class StepExecutor(Protocol):
     """Runs planned steps on a model."""
 
@@ -55,6 +69,9 @@ class EngineLoop:
         on_ready_changed: told whether the engine has a planner, when that changes.
         clock: tells seconds.
         backoff: waiting times between attempts to reach a lost planner.
+
+    Attributes:
+        load: how much there was to do after the last tick; may be read from any thread.
     """
 
     def __init__(  # noqa: PLR0913  # What it works with, and what tests replace.
@@ -81,6 +98,7 @@ class EngineLoop:
         self._backoff = backoff or Backoff(RECONNECT_FIRST_SECONDS, RECONNECT_MAX_SECONDS)
         self._retry_at = 0.0
         self._is_ready = False
+        self.load = EngineLoad()
 
     def add(self, request: Request, on_event: OnEvent, arrived_at: float) -> None:
         """Takes in a request that arrived at a time of the loop's clock."""
@@ -107,7 +125,8 @@ class EngineLoop:
             rows = self._scheduler.build_step()
             seconds = self._run_step(rows) if rows else self._rest()
         scheduler = self._scheduler
-        self._metrics.load_changed(len(scheduler.running), scheduler.num_waiting, scheduler.kv_cache_usage)
+        self.load = EngineLoad(len(scheduler.running), scheduler.num_waiting, scheduler.kv_cache_usage)
+        self._metrics.load_changed(*self.load)
         return seconds
 
     def end(self, error: EngineError | None) -> None:
@@ -120,7 +139,8 @@ class EngineLoop:
     def _run_step(self, rows: Sequence[ScheduledRow]) -> float:
         started_at = self._clock()
         try:
-            plan = self._planner.plan_step(build_step_spec(rows, self._layout_options), count_steady_steps(rows))
+            spec = build_step_spec(rows, self._layout_options)
+            plan = self._planner.plan_step(spec, count_steady_steps(rows))
         except OutOfPagesError as error:
             self._make_room(rows, error)
             return 0.0
@@ -146,7 +166,7 @@ class EngineLoop:
             self._fail(rows, error)
             return 0.0
         self._planner.end_step(plan, is_kept=True)
-        self._metrics.step_completed(len(rows), self._clock() - planned_at)
+        self._metrics.step_completed(len(rows), spec.num_padding_rows, self._clock() - planned_at)
         self._scheduler.complete_step(rows)
         for row, token in zip(rows, tokens, strict=True):
             if token is not None:
@@ -213,6 +233,7 @@ class EngineLoop:
             _logger.warning("%s; next attempt in %.1f s", error, delay_seconds)
             return delay_seconds
         self._backoff.reset()
+        self._metrics.planner_reconnected()
         _logger.info("there is a new session with the planner; requests go on")
         self._set_ready(True)
         return 0.0

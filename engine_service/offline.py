@@ -44,11 +44,30 @@ class OfflineRun:
         seconds: all of it.
         num_steps: steps run.
         part_seconds: the same seconds by part.
+        decode: what came once every task had its first token.
     """
 
     answers: Answers
     seconds: float
     num_steps: int
+    part_seconds: dict[str, float]
+    decode: "DecodePhase"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePhase:
+    """Decode steps alone.
+
+    Args:
+        num_tokens: tokens chosen in them.
+        num_steps: how many.
+        seconds: what they took.
+        part_seconds: the same seconds by part.
+    """
+
+    num_tokens: int
+    num_steps: int
+    seconds: float
     part_seconds: dict[str, float]
 
 
@@ -101,6 +120,7 @@ def run_offline(
     tasks: Sequence[Task],
     max_running_requests: int,
     layout_options: LayoutOptions = LayoutOptions(),  # noqa: B008  # It is frozen.
+    max_step_tokens: int = MAX_STEP_TOKENS,
 ) -> OfflineRun:
     """Runs tasks through the engine's loop to their end, all of them there from the start.
 
@@ -110,6 +130,7 @@ def run_offline(
         tasks: what to run.
         max_running_requests: how many run at once, at most.
         layout_options: how steps are laid out.
+        max_step_tokens: tokens of a step at most, or one for each request if that is more.
 
     Returns:
         What it took.
@@ -123,7 +144,7 @@ def run_offline(
         return AnswerBuilder(request, detokenizer, loaded.eos_token_ids)
 
     ledger = RequestLedger(time.monotonic, metrics, open_answer)
-    scheduler = Scheduler(limits, max_running_requests, max(MAX_STEP_TOKENS, max_running_requests))
+    scheduler = Scheduler(limits, max_running_requests, max(max_step_tokens, max_running_requests))
     executor = ModelExecutor(runner, loaded.vocab_size, loaded.eos_token_ids)
     loop = EngineLoop(scheduler, planner, executor, ledger, metrics, layout_options=layout_options)
     answers: Answers = [[] for _ in tasks]
@@ -142,13 +163,31 @@ def run_offline(
         times.watching(ledger, ANSWERS, "append", "close", "deliver"),
     ):
         started = time.perf_counter()
+        while len(ledger) and not all(answers):
+            loop.tick()
+            ledger.deliver()
+        decode_started, before, num_prompt_steps = time.perf_counter(), dict(times.seconds), times.num_calls[FORWARD]
+        num_first_tokens = sum(map(len, answers))
         while len(ledger):
             loop.tick()
             ledger.deliver()
-        seconds = time.perf_counter() - started
+        ended = time.perf_counter()
     planner.flush()
-    rest = seconds - sum(times.seconds.values())
-    return OfflineRun(answers, seconds, times.num_calls[FORWARD], {SCHEDULING: rest, **times.seconds})
+    num_steps, seconds = times.num_calls[FORWARD], ended - decode_started
+    decode = DecodePhase(
+        num_tokens=sum(map(len, answers)) - num_first_tokens,
+        num_steps=num_steps - num_prompt_steps,
+        seconds=seconds,
+        part_seconds=_add_scheduling(
+            {part: value - before.get(part, 0.0) for part, value in times.seconds.items()}, seconds
+        ),
+    )
+    return OfflineRun(answers, ended - started, num_steps, _add_scheduling(times.seconds, ended - started), decode)
+
+
+def _add_scheduling(part_seconds: dict[str, float], seconds: float) -> dict[str, float]:
+    """Returns the seconds by part with those that are no other part's."""
+    return {SCHEDULING: seconds - sum(part_seconds.values()), **part_seconds}
 
 
 def _note(answer: list[int], event: GenerationEvent) -> None:

@@ -1,10 +1,12 @@
 """Plans of a session, made ahead while the batch stays the same."""
 
 import logging
+import time
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from engine_service.copy_fence import POLL_SECONDS, CopyFence
 from engine_service.step_layout import StepSpec
 from engine_service.stream_lengths import StreamLengths
 from planner_service.client import (
@@ -59,14 +61,18 @@ class PlanPipeline:
         session: an open session.
         plan_ahead: steps to plan ahead; 0 plans each step when it begins.
         timeout_seconds: how long to wait for a plan.
+        fence: tells when a step's set may go back; None where nothing reads it once the step has ended.
 
     Attributes:
         was_plan_ready: whether the last plan was there when it was asked for.
     """
 
-    def __init__(self, session: PlannerSession, *, plan_ahead: int, timeout_seconds: float) -> None:
+    def __init__(
+        self, session: PlannerSession, *, plan_ahead: int, timeout_seconds: float, fence: CopyFence | None = None
+    ) -> None:
         self.was_plan_ready = False
         self._session = session
+        self._fence = fence
         self._plan_ahead = min(plan_ahead, MAX_REPEAT)
         self._timeout_seconds = timeout_seconds
         self._run: _Run | None = None
@@ -85,6 +91,7 @@ class PlanPipeline:
             TimeoutError: the planner does not answer.
             SessionLostError: the session has ended.
             ProtocolError: the planner ended the session because a message broke the protocol.
+            CopyTimeoutError: a set cannot go back, since its copy has not been made for too long.
         """
         run = self._run
         if run is None or run.spec != spec:
@@ -115,15 +122,26 @@ class PlanPipeline:
         Args:
             plan: the step's plan.
             is_kept: whether the tokens it wrote are kept.
+
+        Raises:
+            CopyTimeoutError: a set cannot go back, since its copy has not been made for too long.
         """
-        session, run = self._session, self._run
+        session, run, fence = self._session, self._run, self._fence
         assert run is not None, "no request is dropped during a step"
+        if fence is not None:
+            fence.end(plan.step_id)
         if not is_kept:
+            if fence is not None:
+                # A discard gives the set back, whatever still reads it.
+                fence.wait(plan.step_id)
             session.discard_from(plan.step_id)
             self._end_run()
             return
         session.commit(plan.step_id)
-        session.release(plan.step_id)
+        if fence is None:
+            session.release(plan.step_id)
+        else:
+            self._release_copied(fence)
         run.num_uncounted += 1
         with suppress(SessionLostError, ProtocolError):
             num_left = session.num_outstanding()
@@ -152,8 +170,11 @@ class PlanPipeline:
         Raises:
             SessionLostError: the session has ended.
             ProtocolError: the planner ended the session because a message broke the protocol.
+            CopyTimeoutError: a set cannot go back, since its copy has not been made for too long.
         """
         self.cut()
+        if self._fence is not None:
+            self._release_copied(self._fence)
         self._session.flush()
 
     def _start(self, spec: StepSpec) -> _Run:
@@ -188,14 +209,31 @@ class PlanPipeline:
         self._session.submit(run.layout, repeat=1 if is_single else min(num_steps, run.num_steps_left))
 
     def _take(self) -> Plan:
+        session, fence = self._session, self._fence
         try:
-            plan = self._session.next_plan(self._timeout_seconds)
+            plan = session.next_plan(self._timeout_seconds) if fence is None else self._take_while_copying(fence)
         except LayoutError as error:
             assert error.step_id is not None, "the planner names the step"
             self._last_taken = error.step_id + error.num_steps - 1
             raise
         self._last_taken = plan.step_id
         return plan
+
+    def _take_while_copying(self, fence: CopyFence) -> Plan:
+        """Waits for a plan, and meanwhile lets sets go as their copies are made: the planner may need one of them."""
+        deadline = time.monotonic() + self._timeout_seconds
+        while True:
+            self._release_copied(fence)
+            seconds_left = deadline - time.monotonic()
+            if not fence.is_holding or seconds_left <= 0:
+                return self._session.next_plan(max(seconds_left, 0.0))
+            with suppress(TimeoutError):
+                return self._session.next_plan(min(seconds_left, POLL_SECONDS))
+
+    def _release_copied(self, fence: CopyFence) -> None:
+        step_id = fence.take_free()
+        if step_id:
+            self._session.release(step_id)
 
     def _plan_again(self, run: _Run, error: LayoutError) -> Plan:
         """Plans a step alone and as things stand now: it may have been planned ahead, or pages lie reserved."""

@@ -1,7 +1,7 @@
 """The engine's side of its planner session: steps out, plans in, and a new session when one is lost."""
 
 from collections.abc import Hashable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine_service.plan_pipeline import PlanPipeline
 from engine_service.step_layout import StepSpec
@@ -12,6 +12,10 @@ from planner_service.client import (
     PlannerSession,
     SessionLostError,
 )
+
+if TYPE_CHECKING:
+    # It loads torch, which who only measures plans does without.
+    from engine_service.plan_copies import PlanCopies
 
 
 class StepPlanner(Protocol):
@@ -57,6 +61,8 @@ class PlannerLink:
         engine_name: for the planner's logs.
         plan_ahead: steps to plan ahead while the batch stays the same; 0 plans each step when it begins.
         plan_timeout_seconds: a planner that has not answered for so long counts as lost.
+        copies: what copies plans to the device; a set goes back once its copy has been made. None where the model reads
+            plans where they are.
     """
 
     def __init__(  # noqa: PLR0913  # Each is a setting of its own.
@@ -71,6 +77,7 @@ class PlannerLink:
         engine_name: str = "",
         plan_ahead: int = 0,
         plan_timeout_seconds: float = 30.0,
+        copies: "PlanCopies | None" = None,
     ) -> None:
         self._target = target
         self._page_size = page_size
@@ -81,6 +88,7 @@ class PlannerLink:
         self._engine_name = engine_name
         self._plan_ahead = plan_ahead
         self._plan_timeout_seconds = plan_timeout_seconds
+        self._copies = copies
         self._client: PlannerClient | None = None
         self._session: PlannerSession | None = None
         self._pipeline: PlanPipeline | None = None
@@ -132,7 +140,10 @@ class PlannerLink:
             raise
         self._client = client
         self._pipeline = PlanPipeline(
-            self._session, plan_ahead=self._plan_ahead, timeout_seconds=self._plan_timeout_seconds
+            self._session,
+            plan_ahead=self._plan_ahead,
+            timeout_seconds=self._plan_timeout_seconds,
+            fence=None if self._copies is None else self._copies.fence,
         )
 
     def plan_step(self, spec: StepSpec, num_steady_steps: int = 1) -> Plan:
@@ -189,6 +200,8 @@ class PlannerLink:
         self._pipeline = None
         session, self._session = self._session, None
         client, self._client = self._client, None
+        if self._copies is not None:
+            self._copies.end_session()
         if session is not None:
             session.close()
         if client is not None:

@@ -4,9 +4,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 import grpc
@@ -20,6 +19,8 @@ from engine_service.errors import EngineError, ListenError
 from engine_service.ledger import deliver_directly
 from engine_service.logs import configure_logs
 from engine_service.rpc import SERVICE_NAME, InferenceServicer
+from engine_service.version import read_version
+from engine_service.vllm_setup import build_vllm_servicer, is_vllm_api_served
 from engine_service.waiting import call_soon, run_in_thread, wait_for_first
 from planner_service.client import ClientError, InvalidOptionsError
 from ringplan.inference.v1 import inference_pb2
@@ -41,6 +42,9 @@ _SERVER_OPTIONS = (
 )
 # How long answers that are complete may take to reach their callers.
 _STOP_SECONDS = 2.0
+# A health service name for liveness probes: it says SERVING as long as this process answers, also without a planner and
+# while the last requests end. A restart would help in neither case.
+LIVENESS_SERVICE = "liveness"
 
 _logger = logging.getLogger(__name__)
 
@@ -97,18 +101,34 @@ class _Signals:
 
 
 class _Health:
-    """What the health service says; may be told from any thread."""
+    """What the health service says; may be told from any thread.
 
-    def __init__(self, server: grpc.aio.Server) -> None:
+    Args:
+        server: serves it.
+        services: the names of the services whose health it tells.
+
+    Attributes:
+        is_ready: whether it says that the engine serves.
+    """
+
+    def __init__(self, server: grpc.aio.Server, services: Sequence[str]) -> None:
+        self.is_ready = False
+        self._services = services
         self._servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # The stubs lack it.
         self._loop = asyncio.get_running_loop()
+        self._is_ending = False
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def set_alive(self) -> None:
+        """Says that the process lives, from now to its end."""
+        await self._servicer.set(LIVENESS_SERVICE, health_pb2.HealthCheckResponse.SERVING)
 
     async def set(self, is_ready: bool) -> None:
         """Says whether the engine serves."""
         status = health_pb2.HealthCheckResponse
-        for service in (health.OVERALL_HEALTH, SERVICE_NAME):
-            await self._servicer.set(service, status.SERVING if is_ready else status.NOT_SERVING)
+        self.is_ready = is_ready and not self._is_ending
+        for service in (health.OVERALL_HEALTH, *self._services):
+            await self._servicer.set(service, status.SERVING if self.is_ready else status.NOT_SERVING)
 
     def set_from_thread(self, is_ready: bool) -> None:
         """Says whether the engine serves."""
@@ -116,7 +136,8 @@ class _Health:
 
     async def end(self) -> None:
         """Says that the engine does not serve, whatever comes."""
-        await self._servicer.enter_graceful_shutdown()
+        self._is_ending = True
+        await self.set(False)
 
 
 async def _serve(settings: EngineSettings, on_progress: OnProgress) -> int | None:
@@ -126,6 +147,7 @@ async def _serve(settings: EngineSettings, on_progress: OnProgress) -> int | Non
         The exit code, or None if a signal came while the model was being loaded.
     """
     signals = _Signals()
+    services = _list_services(settings)
     registry = CollectorRegistry()
     disable_created_metrics()  # type: ignore[no-untyped-call]  # It has no annotations.
     ProcessCollector(registry=registry)
@@ -133,8 +155,9 @@ async def _serve(settings: EngineSettings, on_progress: OnProgress) -> int | Non
     # Addresses come first: loading takes long, and one that is taken should be told at once.
     address = bind_address(settings.listen, server.add_insecure_port)
     async with _serve_metrics(settings, registry) as metrics_url:
-        health_service = _Health(server)
+        health_service = _Health(server, services)
         await health_service.set(False)
+        await health_service.set_alive()
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
@@ -160,7 +183,10 @@ async def _serve(settings: EngineSettings, on_progress: OnProgress) -> int | Non
             assembled.engine, assembled.loaded.tokenizer, _build_model_info(assembled, settings)
         )
         server.add_generic_rpc_handlers((servicer.build_handler(),))
-        reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        if len(services) > 1:
+            vllm = build_vllm_servicer(assembled, settings, read_version(), lambda: health_service.is_ready)
+            server.add_generic_rpc_handlers((vllm.build_handler(),))
+        reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         assembled.engine.start()
         await server.start()
         _log_ready(assembled, address, metrics_url)
@@ -172,6 +198,16 @@ async def _serve(settings: EngineSettings, on_progress: OnProgress) -> int | Non
         return EXIT_FAILED
     _logger.info("stopped")
     return EXIT_OK
+
+
+def _list_services(settings: EngineSettings) -> list[str]:
+    """Returns the names of the services: our own, and vLLM's engine API where it is served."""
+    if not is_vllm_api_served(settings.vllm_api):
+        return [SERVICE_NAME]
+    # The package that it needs may be missing.
+    from engine_service.vllm_rpc import SERVICE_NAME as VLLM_SERVICE_NAME  # noqa: PLC0415
+
+    return [SERVICE_NAME, VLLM_SERVICE_NAME]
 
 
 async def _end_requests(settings: EngineSettings, assembled: "AssembledEngine", signals: _Signals) -> None:
@@ -212,15 +248,8 @@ def _build_model_info(assembled: "AssembledEngine", settings: EngineSettings) ->
         has_chat_template=loaded.tokenizer.has_chat_template,
         page_size=settings.page_size,
         num_pages=limits.num_pages,
-        server_version=_read_version(),
+        server_version=read_version(),
     )
-
-
-def _read_version() -> str:
-    try:
-        return metadata.version("ringplan")
-    except metadata.PackageNotFoundError:
-        return "0+unknown"
 
 
 def _log_ready(assembled: "AssembledEngine", address: str, metrics_url: str) -> None:
@@ -230,9 +259,9 @@ def _log_ready(assembled: "AssembledEngine", address: str, metrics_url: str) -> 
         "address": address,
         "metrics_url": metrics_url,
         "model": assembled.loaded.name,
-        "version": _read_version(),
+        "version": read_version(),
         "pid": os.getpid(),
     }
     message = "ready: version %s serves %s at %s, %d pages of %d tokens, metrics at %s"
-    values = (_read_version(), assembled.loaded.name, address, limits.num_pages, limits.page_size, metrics_url)
+    values = (read_version(), assembled.loaded.name, address, limits.num_pages, limits.page_size, metrics_url)
     _logger.info(message, *values, extra=facts)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from engine_service.labels import COMBINED_LABEL, GUIDANCE_LABELS, MAIN_LABEL
 from engine_service.scheduler import ScheduledRow
@@ -39,7 +40,7 @@ class StepSpec:
     """One step. Two equal ones are planned by the same layout.
 
     Args:
-        segments: its rows in batch order, requests named by their `arrival`; padding rows come last under their label.
+        segments: its rows in batch order, requests named by their `arrival`; padding rows of all labels come last.
         combined_labels: labels that are planned together.
         forks_before: forks that its rows see.
         forks_after: forks that later steps see.
@@ -56,6 +57,11 @@ class StepSpec:
     def is_repeatable(self) -> bool:
         """Whether the planner can plan it for several steps at once."""
         return self.commit and not self.forks_before and not self.forks_after
+
+    @property
+    def num_padding_rows(self) -> int:
+        """Padding rows over all labels."""
+        return sum(1 for _ in takewhile(lambda segment: segment.request is None, reversed(self.segments)))
 
 
 def build_step_spec(rows: Sequence[ScheduledRow], options: LayoutOptions) -> StepSpec:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -107,6 +108,15 @@ class Tokenizer:
         )
         assert isinstance(decoded, str)
         return decoded
+
+    def save(self, folder: Path) -> None:
+        """Writes the tokenizer's files, chat template included, as `transformers` and others read them.
+
+        Args:
+            folder: where to.
+        """
+        with self._lock:
+            self.backend.save_pretrained(folder)
 
 
 def _require_unicode(text: str, field: str) -> None:

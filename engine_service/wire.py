@@ -2,15 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.empty_pb2 import Empty
-from google.protobuf.message import DecodeError, Message
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from engine_service.errors import InvalidRequestError
-from engine_service.generation_spec import check_num_contexts
+from engine_service.generation_spec import GenerationSpec, GuidanceContext, check_num_contexts
+from engine_service.parsing import parse
 from engine_service.request import (
     ChatMessage,
     FinishReason,
@@ -24,9 +19,6 @@ from ringplan.inference.v1 import inference_pb2 as pb
 
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_ROLE_CHARACTERS = 64
-_LENGTH_DELIMITED = 2
-
-MessageT = TypeVar("MessageT", bound=Message)
 
 _NUMBER_BY_FINISH_REASON: dict[FinishReason, pb.FinishReason.ValueType] = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -84,26 +76,23 @@ class GenerateInput:
     guidance: tuple[ContextInput, ...] = ()
     num_samples: int = 1
 
+    def build_spec(self, token_ids: Sequence[int], contexts: Sequence[GuidanceContext] = ()) -> GenerationSpec:
+        """Returns what the engine is to do, now that the prompt and its further contexts are tokens.
 
-def parse(message_type: type[MessageT], data: bytes) -> MessageT:
-    """Reads a message.
-
-    Args:
-        message_type: which.
-        data: its bytes.
-
-    Raises:
-        InvalidRequestError: the bytes are no such message, or a text in it is not valid UTF-8.
-    """
-    message = message_type()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        field = _find_invalid_text(data, message_type.DESCRIPTOR)
-        if field is None:
-            raise InvalidRequestError("request", f"the bytes are no {message_type.DESCRIPTOR.full_name}") from error
-        raise InvalidRequestError(field, "must be valid UTF-8") from error
-    return message
+        Raises:
+            InvalidRequestError: a rule is broken.
+        """
+        return GenerationSpec(
+            request_id=self.request_id,
+            prompt_token_ids=tuple(token_ids),
+            sampling=self.sampling,
+            stopping=self.stopping,
+            num_logprobs=self.num_logprobs,
+            num_prompt_logprobs=self.num_prompt_logprobs,
+            echoes_prompt=self.echoes_prompt,
+            guidance=tuple(contexts),
+            num_samples=self.num_samples,
+        )
 
 
 def read_generate_request(data: bytes, default_request_id: str) -> GenerateInput:
@@ -258,26 +247,3 @@ def _build_logprobs(token: SampledToken, logprob: float) -> pb.PositionLogprobs:
         chosen=pb.TokenLogprob(token_id=token.token_id, logprob=logprob),
         top=[pb.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in token.top_logprobs],
     )
-
-
-def _find_invalid_text(data: bytes, descriptor: Any) -> str | None:
-    """Returns the path of the first text field that is not UTF-8, or None; protobuf itself names none."""
-    try:
-        # Everything is unknown to an empty message, so it keeps all fields as they came.
-        fields = UnknownFieldSet(Empty.FromString(data))
-    except DecodeError:
-        return None
-    for entry in fields:  # type: ignore[attr-defined]  # The stub lacks __iter__.
-        field = descriptor.fields_by_number.get(entry.field_number)
-        if field is None or entry.wire_type != _LENGTH_DELIMITED:
-            continue
-        if field.type == FieldDescriptor.TYPE_STRING:
-            try:
-                entry.data.decode()
-            except UnicodeDecodeError:
-                return str(field.name)
-        elif field.type == FieldDescriptor.TYPE_MESSAGE:
-            inner = _find_invalid_text(entry.data, field.message_type)
-            if inner is not None:
-                return f"{field.name}.{inner}"
-    return None

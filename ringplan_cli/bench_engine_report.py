@@ -119,7 +119,8 @@ def measure(given: Mapping[str, Any], plan: BenchPlan, notes: Console) -> BenchR
     arrivals = None
     with (
         tempfile.TemporaryDirectory(prefix="ringplan-") as folder,
-        run_local_stack(notes, {**given, "max_running_requests": most}) as stack,
+        # What it is compared with runs on the CPU.
+        run_local_stack(notes, {**given, "device": "cpu", "max_running_requests": most}) as stack,
     ):
         with InferenceClient(stack.target) as client:
             info = client.fetch_model_info()

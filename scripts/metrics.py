@@ -41,6 +41,7 @@ UNIT_BY_SUFFIX = {
     "_ratio": "0 to 1",
     "_info": "1",
     "_connected": "0 or 1",
+    "_pinned": "0 or 1",
     "_step": "step id",
 }
 

@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine_service.attention_backends.row_groups import MAX_GROUPED_SPAN, RowGroup, build_row_groups
+from engine_service.device_plan import DeviceArrays
 from engine_service.kv_cache import KvShape
 from planner_service.client import PlanArrays
 
@@ -65,7 +66,11 @@ class TorchBackend:
         # A fresh tensor for each gather costs more than the gather: its memory is mapped anew every time.
         self._scratch = torch.empty((0, shape.head_dim), dtype=shape.dtype, device=device)
 
-    def prepare(self, arrays: PlanArrays) -> TorchBatch:
+    def prepare(
+        self,
+        arrays: PlanArrays,
+        device_arrays: DeviceArrays | None = None,  # noqa: ARG002  # What is gathered is worked out on the host.
+    ) -> TorchBatch:
         """Groups the rows and builds their index tensors; see `AttentionBackend`."""
         num_tokens = len(arrays.slot_mapping)
         groups = build_row_groups(arrays, page_size=self._page_size, bytes_per_token=self._bytes_per_token)

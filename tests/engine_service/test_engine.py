@@ -8,6 +8,7 @@ import pytest
 
 from engine_service.engine import Engine
 from engine_service.errors import EngineStoppingError, InvalidRequestError, QueueFullError, StepFailedError
+from engine_service.loop import EngineLoad
 from engine_service.request import (
     FinishReason,
     GeneratedDelta,
@@ -210,3 +211,29 @@ def test_failed_loop_tells_every_caller_and_why(toy: ToyEngine, monkeypatch: pyt
     assert isinstance(engine.failure, AssertionError)
     with pytest.raises(EngineStoppingError):
         engine.submit(_spec(), lambda _event: None)
+
+
+def test_load_counts_what_came_since_the_step_began(toy: ToyEngine, engine: Engine) -> None:
+    """One request runs, held up in its step; the next one waits, whether the engine's thread has seen it or not."""
+    assert engine.load == EngineLoad()
+    held_up = threading.Event()
+
+    def hold_up(_event: GenerationEvent) -> None:
+        if not held_up.is_set():
+            # In the engine's thread, between two steps.
+            toy.executor.gate.clear()
+            held_up.set()
+
+    request = engine.submit(GenerationSpec("a", (1,), stopping=StoppingParams(max_tokens=200)), hold_up)
+    assert held_up.wait(30)
+    later = WaitingCaller()
+    engine.submit(GenerationSpec("b", (2,), stopping=StoppingParams(max_tokens=1)), later.on_event)
+    load = engine.load
+    assert (load.num_running, load.num_waiting) == (1, 1)
+    assert 0 < load.kv_cache_usage < 1
+    engine.abort(request)
+    toy.executor.gate.set()
+    later.wait()
+    while engine.load.num_running:
+        time.sleep(0.005)
+    assert engine.load == EngineLoad()

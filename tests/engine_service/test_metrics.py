@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engine_service.metrics import FINISH_REASONS, EngineMetrics
+from engine_service.metrics import FINISH_REASONS, SCHEDULE_OUTCOMES, EngineMetrics
 from tests.engine_service.toy_engine import ToyEngine
 
 
@@ -67,6 +67,46 @@ def test_lost_planner_is_seen() -> None:
     toy.tick()
     assert toy.read_metric("ringplan_planner_connected") == 1
     assert toy.read_metric("ringplan_planner_lost_total") == 1
+    assert toy.read_metric("ringplan_planner_reconnects_total") == 1
+
+
+def test_attempts_that_fail_are_no_reconnects() -> None:
+    """A planner that stays away is lost once; only a new session counts."""
+    toy = ToyEngine()
+    toy.planner.is_lost = toy.planner.is_away = True
+    for _ in range(5):
+        toy.tick()
+        toy.now += 10
+    assert toy.read_metric("ringplan_planner_lost_total") == 1
+    assert toy.read_metric("ringplan_planner_reconnects_total") == 0
+    toy.planner.is_away = False
+    toy.tick()
+    assert toy.read_metric("ringplan_planner_reconnects_total") == 1
+
+
+def test_padding_rows_are_counted_beside_requests() -> None:
+    """A decode step of three requests is padded to four rows, one of two and a prefill not at all."""
+    toy = ToyEngine(max_step_tokens=64)
+    for _ in range(3):
+        toy.add([1, 2], 3)
+    toy.tick()
+    assert toy.read_metric("ringplan_padding_rows_total") == 0
+    toy.tick()
+    toy.tick()
+    assert toy.read_metric("ringplan_padding_rows_total") == 2
+    toy.add([1], 3)
+    toy.add([1], 3)
+    toy.run_until_idle()
+    assert toy.read_metric("ringplan_padding_rows_total") == 2
+    assert toy.read_metric("ringplan_step_rows_sum") == 3 * 3 + 3 * 2
+
+
+def test_engine_says_what_it_runs() -> None:
+    """One series of value 1, to join with others."""
+    registry = CollectorRegistry()
+    EngineMetrics(registry).describe_engine(version="1.2.3", model="tiny", dtype="float32", device="cpu")
+    labels = {"version": "1.2.3", "model": "tiny", "dtype": "float32", "device": "cpu"}
+    assert registry.get_sample_value("ringplan_engine_info", labels) == 1
 
 
 def test_every_metric_has_help_and_the_prefix() -> None:
@@ -90,3 +130,23 @@ def test_plans_are_counted_by_whether_they_were_ready() -> None:
     toy.run_until_idle()
     assert toy.read_metric("ringplan_plans_taken_total", readiness="waited") == 1
     assert toy.read_metric("ringplan_plans_taken_total", readiness="ready") == 4
+
+
+def test_attention_schedules_are_counted_by_what_became_of_them() -> None:
+    """Each outcome is there from the start; a comparison that fails counts twice: as one, and as a mismatch."""
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry)
+
+    def read(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"ringplan_attention_{name}_total", labels)
+
+    assert [read("plans", outcome=outcome) for outcome in SCHEDULE_OUTCOMES] == [0, 0, 0]
+    assert read("plan_mismatches") == 0
+    metrics.schedule_made()
+    metrics.schedule_kept()
+    metrics.schedule_kept()
+    metrics.schedule_verified(is_equal=True)
+    metrics.schedule_verified(is_equal=True)
+    metrics.schedule_verified(is_equal=False)
+    assert [read("plans", outcome=outcome) for outcome in ("planned", "skipped", "verified")] == [1, 2, 3]
+    assert read("plan_mismatches") == 1

@@ -123,6 +123,15 @@ def test_combined_labels_are_padded_together() -> None:
     assert spec.segments[6:] == (Segment(None, "cfg_img"),) * 2
 
 
+@pytest.mark.parametrize(("num_contexts", "num_padding_rows"), [((), 1), ((1, 2), 1), ((2, 2, 2), 3)])
+def test_padding_rows_are_counted_over_all_labels(num_contexts: tuple[int, ...], num_padding_rows: int) -> None:
+    """Three rows of a label are padded by one, in each label that has three."""
+    rows = [make_guided_row(arrival, count) for arrival, count in enumerate(num_contexts)]
+    rows += [make_decode_row(9 + i) for i in range(3 - len(rows))]
+    assert build_step_spec(rows, LayoutOptions()).num_padding_rows == num_padding_rows
+    assert build_step_spec(rows, LayoutOptions(pads_decode_batches=False)).num_padding_rows == 0
+
+
 def test_plain_step_is_the_same_whether_contexts_are_combined_or_not() -> None:
     """Without further contexts there is nothing to combine."""
     rows = [make_decode_row(1), make_decode_row(2)]

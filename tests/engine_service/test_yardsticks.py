@@ -59,4 +59,7 @@ def test_loop_without_a_server_gives_the_same_answers(folder: Path, loaded: Load
     assert run.answers == generate_in_batches(loaded, TASKS, 2)[0]
     assert run.part_seconds.keys() == {SCHEDULING, PLANNING, FORWARD, SAMPLING, ANSWERS}
     assert sum(run.part_seconds.values()) == pytest.approx(run.seconds)
+    assert sum(run.decode.part_seconds.values()) == pytest.approx(run.decode.seconds)
+    assert 0 < run.decode.num_steps < run.num_steps
+    assert 0 < run.decode.num_tokens <= 2 * run.decode.num_steps
     assert "forward" not in vars(runner)
