@@ -35,3 +35,13 @@ def own_planner(short_folder: Path) -> Iterator[PlannerProcess]:
     """A planner for one test, which may kill it."""
     with run_planner(short_folder) as planner:
         yield planner
+
+
+@pytest.fixture(scope="module")
+def nan_in_new_memory() -> Iterator[None]:
+    """Lets torch fill new memory with NaN: a token that depends on a slot nobody wrote comes out wrong at once."""
+    # torch is not imported where no test of a run needs it.
+    from tests.engine_runs import fill_new_memory_with_nan
+
+    with fill_new_memory_with_nan():
+        yield

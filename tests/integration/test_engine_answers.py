@@ -1,6 +1,6 @@
 """A real planner process and an engine on a tiny model: what callers may ask of an answer, against transformers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -21,9 +21,11 @@ from engine_service.request import (
 )
 from engine_service.sampling_params import SampledToken, SamplingParams
 from engine_service.tokenizer import Tokenizer
-from tests.engine_runs import fill_new_memory_with_nan, run_engine
+from tests.engine_runs import run_engine
 from tests.engine_service.tiny_models import VOCAB_SIZE, build_tokenizer, save_tiny_checkpoint
 from tests.planner_process import PlannerProcess
+
+pytestmark = pytest.mark.usefixtures("nan_in_new_memory")
 
 
 class Case(NamedTuple):
@@ -35,13 +37,6 @@ class Case(NamedTuple):
 
 
 PROMPT_LENGTHS = (1, 2, 9, 40, 75, 17)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nan_in_uninitialized_memory() -> Iterator[None]:
-    """Lets torch fill new memory with NaN."""
-    with fill_new_memory_with_nan():
-        yield
 
 
 @pytest.fixture(scope="module")

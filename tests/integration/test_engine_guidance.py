@@ -1,6 +1,6 @@
 """Guided generation on a real planner: greedy tokens are those of transformers, and of a dense reference."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,21 +9,16 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine_service.engine import Engine
 from engine_service.request import GenerationSpec, GuidanceContext, StoppingParams
-from tests.engine_runs import Answers, fill_new_memory_with_nan, run_engine, wait_until_all_pages_are_free
+from tests.engine_runs import Answers, run_engine, wait_until_all_pages_are_free
 from tests.engine_service.tiny_models import VOCAB_SIZE, save_tiny_checkpoint
 from tests.planner_process import PlannerProcess
 from tests.reference.dense_guidance import generate_guided
 
+pytestmark = pytest.mark.usefixtures("nan_in_new_memory")
+
 ARCHITECTURES = ("llama", "qwen3")
 NUM_TOKENS = 16
 EOS_TOKEN_ID = 0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nan_in_uninitialized_memory() -> Iterator[None]:
-    """Lets torch fill new memory with NaN: a token that depends on a slot nobody wrote comes out wrong at once."""
-    with fill_new_memory_with_nan():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """An engine whose model reads nothing but copies of plans, as on a GPU: its tokens are right."""
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,13 @@ from engine_service import assembly
 from engine_service.errors import NotEnoughMemoryError
 from engine_service.model_runner import ModelRunner
 from engine_service.request import GenerationSpec, GuidanceContext, StoppingParams
-from tests.engine_runs import Answers, RunningEngine, fill_new_memory_with_nan, run_engine
+from tests.engine_runs import Answers, RunningEngine, run_engine
 from tests.engine_service.copied_backend import CopiedSide, RerunCapturer
 from tests.engine_service.tiny_models import VOCAB_SIZE, save_tiny_checkpoint
 from tests.planner_process import PlannerProcess
 from tests.reference.dense_guidance import generate_guided
+
+pytestmark = pytest.mark.usefixtures("nan_in_new_memory")
 
 NUM_TOKENS = 14
 EOS_TOKEN_ID = 0
@@ -35,13 +36,6 @@ ASKED: tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...], tuple[float, ..
     (_draw(60, seed=7), (), ()),
     (_draw(1, seed=8), (), ()),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nan_in_uninitialized_memory() -> Iterator[None]:
-    """Lets torch fill new memory with NaN: a token that depends on a slot nobody wrote comes out wrong at once."""
-    with fill_new_memory_with_nan():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Planning ahead and padding, with a real planner: tokens are those of transformers, however far plans are ahead."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ from planner_service.client import Plan
 from tests.engine_runs import (
     Answers,
     RunningEngine,
-    fill_new_memory_with_nan,
     generate_with_transformers,
     run_engine,
     wait_until_all_pages_are_free,
@@ -36,14 +35,9 @@ CHURN = (
     (64, 6, 40, 0),
     (2, 30, 90, 0),
 )
+
+pytestmark = pytest.mark.usefixtures("nan_in_new_memory")
 LEAVING = [number for number, churn in enumerate(CHURN) if churn[3]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nan_in_uninitialized_memory() -> Iterator[None]:
-    """Lets torch fill new memory with NaN: a token that depends on a slot nobody wrote comes out wrong at once."""
-    with fill_new_memory_with_nan():
-        yield
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ from engine_service.sampling_params import SamplingParams
 from tests.engine_runs import (
     Answers,
     RunningEngine,
-    fill_new_memory_with_nan,
     generate_with_transformers,
     run_engine,
     wait_until_all_pages_are_free,
@@ -24,7 +23,7 @@ from tests.engine_runs import (
 from tests.engine_service.tiny_models import VOCAB_SIZE, save_tiny_checkpoint
 from tests.planner_process import PlannerProcess
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timeout(150), pytest.mark.usefixtures("nan_in_new_memory")]
 
 NUM_KILLS = 20
 NUM_HANGS = 3
@@ -32,13 +31,6 @@ NUM_HANGS = 3
 # others are sampled by a seed.
 REQUESTS = ((5, 330, 0), (60, 300, 0), (1, 300, 0), (120, 360, 0), (17, 320, 1), (9, 300, 0), (33, 340, 2), (2, 300, 1))
 NUM_GREEDY = 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nan_in_uninitialized_memory() -> Iterator[None]:
-    """Lets torch fill new memory with NaN: a token that depends on a slot nobody wrote comes out wrong at once."""
-    with fill_new_memory_with_nan():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Several samples of one prompt on a real planner: one prefill, shared pages, and the samples of single requests."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,21 +10,16 @@ from engine_service.engine import Engine
 from engine_service.request import GeneratedDelta, GenerationEvent, GenerationSpec, GuidanceContext, StoppingParams
 from engine_service.sampling_params import SamplingParams
 from ringplan.planner.v1 import planner_pb2
-from tests.engine_runs import Answers, fill_new_memory_with_nan, run_engine, wait_until_all_pages_are_free
+from tests.engine_runs import Answers, run_engine, wait_until_all_pages_are_free
 from tests.engine_service.tiny_models import VOCAB_SIZE, save_tiny_checkpoint
 from tests.planner_process import PlannerProcess
+
+pytestmark = pytest.mark.usefixtures("nan_in_new_memory")
 
 NUM_SAMPLES = 4
 PAGE_SIZE = 4
 NUM_TOKENS = 24
 PROMPT = tuple(torch.randint(1, VOCAB_SIZE, (42,), generator=torch.Generator().manual_seed(3)).tolist())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nan_in_uninitialized_memory() -> Iterator[None]:
-    """Lets torch fill new memory with NaN: a token that depends on a slot nobody wrote comes out wrong at once."""
-    with fill_new_memory_with_nan():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Guided requests and samples in a pool that is too small for all of them, with plans ahead that take pages too."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,24 +10,18 @@ from engine_service.sampling_params import SamplingParams
 from tests.engine_runs import (
     Answers,
     RunningEngine,
-    fill_new_memory_with_nan,
     run_engine,
     wait_until_all_pages_are_free,
 )
 from tests.engine_service.tiny_models import VOCAB_SIZE, save_tiny_checkpoint
 from tests.planner_process import PlannerProcess
 
+pytestmark = pytest.mark.usefixtures("nan_in_new_memory")
+
 # Prompt length, tokens to generate, further contexts, samples.
 REQUESTS = ((9, 30, 1, 1), (20, 24, 0, 3), (5, 40, 2, 1), (30, 12, 0, 1), (14, 26, 1, 2), (3, 33, 0, 2), (8, 20, 0, 1))
 # The largest request needs 4 contexts of 40 tokens or so.
 NUM_TOKENS_IN_POOL = 170
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nan_in_uninitialized_memory() -> Iterator[None]:
-    """Lets torch fill new memory with NaN: a token that depends on a slot nobody wrote comes out wrong at once."""
-    with fill_new_memory_with_nan():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """A real planner process and an engine on tiny models: greedy tokens equal those of transformers' own generate."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,13 +10,14 @@ from engine_service.engine import Engine
 from engine_service.request import GenerationSpec, StoppingParams
 from tests.engine_runs import (
     Answers,
-    fill_new_memory_with_nan,
     generate_with_transformers,
     run_engine,
     wait_until_all_pages_are_free,
 )
 from tests.engine_service.tiny_models import ARCHITECTURES, VOCAB_SIZE, save_tiny_checkpoint
 from tests.planner_process import PlannerProcess
+
+pytestmark = pytest.mark.usefixtures("nan_in_new_memory")
 
 # Prompt length, tokens to generate, and how many events must have come before it joins.
 CHURN = ((5, 20, 0), (1, 12, 0), (17, 4, 2), (40, 15, 6), (3, 25, 8), (8, 2, 20), (31, 10, 30), (64, 6, 40))
@@ -37,13 +38,6 @@ def answer_all(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> Answers:
         engine.submit(spec, lambda event, number=number: answers.take(number, event))  # type: ignore[misc]  # mypy cannot infer a default.
     answers.wait()
     return answers
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nan_in_uninitialized_memory() -> Iterator[None]:
-    """Lets torch fill new memory with NaN: a token that depends on a slot nobody wrote comes out wrong at once."""
-    with fill_new_memory_with_nan():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,11 @@ from engine_service.planner_link import PlannerLink
 from engine_service.trial_steps import TrialContexts
 from planner_service.client import CacheMode, OutOfPagesError
 from ringplan.planner.v1 import planner_pb2, planner_pb2_grpc
-from tests.engine_runs import fill_new_memory_with_nan
 from tests.engine_service.tiny_models import VOCAB_SIZE, save_tiny_checkpoint
 from tests.planner_process import PlannerProcess
 from tests.reference.dense_guidance import guide_dense, run_dense
+
+pytestmark = pytest.mark.usefixtures("nan_in_new_memory")
 
 NUM_STEPS = 20
 SPAN = 14
@@ -35,13 +36,6 @@ def _draw(num_tokens: int, seed: int) -> list[int]:
 # What is added to each label, one step after the other; `cfg_img` starts as a fork of `main`.
 MAIN, TEXT, IMAGE = _draw(21, seed=1), _draw(6, seed=2), _draw(3, seed=3)
 CONTEXTS = {"main": MAIN, "cfg_text": TEXT, "cfg_img": MAIN[:13] + IMAGE}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nan_in_uninitialized_memory() -> Iterator[None]:
-    """Lets torch fill new memory with NaN: a token that depends on a slot nobody wrote comes out wrong at once."""
-    with fill_new_memory_with_nan():
-        yield
 
 
 @pytest.fixture(scope="module")
