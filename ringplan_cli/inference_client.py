@@ -5,23 +5,33 @@ from types import TracebackType
 
 import grpc
 
+from planner_service.unix_socket import build_target
 from ringplan.inference.v1 import inference_pb2, inference_pb2_grpc
 from ringplan_cli.errors import CommandError
 
 CONNECT_SECONDS = 10.0
 
 
+def build_engine_target(address: str) -> str:
+    """Returns the gRPC target of an engine's address.
+
+    Args:
+        address: "unix:/path", a path alone if it begins with "/" or ".", "host:port", or any other gRPC target.
+    """
+    return build_target(address) if address.startswith(("unix:", "/", ".")) else address
+
+
 class InferenceClient:
     """A connection to one engine.
 
     Args:
-        target: "host:port" or "unix:/path".
+        target: "host:port", "unix:/path" or a path.
     """
 
     def __init__(self, target: str) -> None:
         self._target = target
         # An engine on this machine or in this cluster is not behind the proxy that leads out of it.
-        self._channel = grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])
+        self._channel = grpc.insecure_channel(build_engine_target(target), options=[("grpc.enable_http_proxy", 0)])
         self._service = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
     def __enter__(self) -> "InferenceClient":

@@ -47,7 +47,7 @@ EPILOG = (
 )
 def serve(
     context: typer.Context,
-    target: Annotated[str, typer.Option(help="The engine: 'host:port' or 'unix:/path'.")] = DEFAULT_TARGET,
+    target: Annotated[str, typer.Option(help="The engine: 'host:port', 'unix:/path' or a path.")] = DEFAULT_TARGET,
     local: Annotated[bool, typer.Option("--local", help="Start a planner and an engine for this test.")] = False,
     trace: Annotated[
         Path | None, typer.Option(help="Send the requests of this file, one JSON object a line.", show_default=False)

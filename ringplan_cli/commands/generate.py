@@ -55,7 +55,7 @@ ENGINE_FLAGS = (
 def generate(
     context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="What to ask; '-' reads standard input.", show_default=False)],
-    target: Annotated[str, typer.Option(help="The engine: 'host:port' or 'unix:/path'.")] = DEFAULT_TARGET,
+    target: Annotated[str, typer.Option(help="The engine: 'host:port', 'unix:/path' or a path.")] = DEFAULT_TARGET,
     local: Annotated[bool, typer.Option("--local", help="Start a planner and an engine for this answer.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the answer and nothing else.")] = False,
     timeout_seconds: Annotated[float | None, typer.Option(help="Give up after so long.", show_default=False)] = None,

@@ -9,6 +9,7 @@ import grpc
 
 from ringplan.inference.v1 import inference_pb2 as pb
 from ringplan.inference.v1 import inference_pb2_grpc
+from ringplan_cli.inference_client import build_engine_target
 from ringplan_cli.load.records import Outcome, RequestRecord
 from ringplan_cli.plain_messages import name_value
 
@@ -54,7 +55,7 @@ class InferenceCaller:
         self.num_tokens = 0
         # An engine on this machine or in this cluster is not behind the proxy that leads out of it. A call that is made
         # while the engine is away fails at once, as it does for others.
-        self._channel = grpc.aio.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])
+        self._channel = grpc.aio.insecure_channel(build_engine_target(target), options=[("grpc.enable_http_proxy", 0)])
         self._service: Any = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._build_message, self._clock, self._timeout_seconds = build_message, clock, timeout_seconds
 

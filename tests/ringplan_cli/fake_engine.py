@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 
+from planner_service.unix_socket import build_target
 from ringplan.inference.v1 import inference_pb2, inference_pb2_grpc
 
 Answer = Callable[[inference_pb2.GenerateRequest, grpc.ServicerContext], Iterator[inference_pb2.GenerateResponse]]
@@ -58,7 +59,7 @@ def serve_fake_engine(folder: Path, answer: Answer) -> Iterator[tuple[str, FakeE
     target, service = f"unix:{folder}/engine.sock", FakeEngine(answer)
     server = grpc.server(ThreadPoolExecutor(2))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
-    server.add_insecure_port(target)
+    server.add_insecure_port(build_target(target))
     server.start()
     try:
         yield target, service

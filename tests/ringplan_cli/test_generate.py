@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from ringplan.inference.v1 import inference_pb2
 from ringplan_cli.app import app
 from ringplan_cli.errors import BadSettingsError, CommandError
+from ringplan_cli.inference_client import build_engine_target
 from tests.ringplan_cli.fake_engine import Answer, FakeEngine, refuse, say, serve_fake_engine
 
 
@@ -36,6 +37,22 @@ def test_quiet_prints_the_answer_and_nothing_else(tmp_path: Path) -> None:
     """`--quiet` leaves standard error empty."""
     result, _ = ask(tmp_path, say("Blue."), "Why?", "--quiet")
     assert (result.stdout, result.stderr) == ("Blue.\n", "")
+
+
+def test_a_path_alone_is_a_unix_socket(tmp_path: Path) -> None:
+    """As `ringplan health` and `inspect` take it, also with characters that mean something in a URI."""
+    folder = tmp_path / "50% of it?"
+    folder.mkdir()
+    with serve_fake_engine(folder, say("Blue.")) as (target, _):
+        path = target.removeprefix("unix:")
+        result = CliRunner().invoke(app, ["generate", "--target", path, "--quiet", "Why?"])
+    assert result.stdout == "Blue.\n", result.exception
+
+
+@pytest.mark.parametrize("target", ["localhost:50051", "dns:///localhost:50051", "ipv4:127.0.0.1:50051"])
+def test_other_targets_go_to_grpc_as_they_are(target: str) -> None:
+    """Only sockets are rewritten."""
+    assert build_engine_target(target) == target
 
 
 def test_dash_reads_the_prompt_from_standard_input(tmp_path: Path) -> None:
