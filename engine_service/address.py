@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 from engine_service.errors import ListenError
 
@@ -24,10 +25,14 @@ def bind_address(listen: str, add_port: Callable[[str], int]) -> str:
     Raises:
         ListenError: it cannot be had.
     """
+    target = listen
     if listen.startswith(UNIX_SCHEME):
-        _refuse_socket_in_use(listen, Path(listen.removeprefix(UNIX_SCHEME)))
+        path = Path(listen.removeprefix(UNIX_SCHEME))
+        _refuse_socket_in_use(listen, path)
+        # gRPC reads a target as a URI, in which a percent sign or a question mark in a path would mean something.
+        target = f"{UNIX_SCHEME}{quote(os.fsencode(path))}"
     try:
-        port = add_port(listen)
+        port = add_port(target)
     except RuntimeError as error:
         raise ListenError(listen, "in use, or no address of this machine") from error
     return listen if listen.startswith(UNIX_SCHEME) else f"{listen.rpartition(':')[0]}:{port}"

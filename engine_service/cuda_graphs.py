@@ -62,13 +62,19 @@ class CudaCapturer:
         current = torch.cuda.current_stream(self._device)
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch has no annotations here.
         side.wait_stream(current)
-        with torch.cuda.stream(side):
-            for _ in range(NUM_WARM_UP_RUNS):
-                run()
-        current.wait_stream(side)
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(NUM_WARM_UP_RUNS):
+                    run()
+        finally:
+            current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads of the process do not use the GPU, but libraries of theirs may ask it something.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # Other threads of the process do not use the GPU, but libraries of theirs may ask it something. A capture that
+        # fails leaves its own stream behind as the current one: the outer `with` goes back.
+        with (
+            torch.cuda.stream(current),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
             result = run()
         self._pool = graph.pool()
         return graph.replay, result
@@ -88,6 +94,7 @@ class CapturedStep:
         positions: int32 [num_tokens].
         slots: int32 [num_tokens].
         parts: for each plan label its name, its number of rows and its batch.
+        work: what was captured; a graph reads memory by its address, and this holds what nothing else does.
         replay: does the captured work again.
         logits: float32 [num_tokens, vocab_size], where the work leaves its result.
     """
@@ -96,6 +103,7 @@ class CapturedStep:
     positions: torch.Tensor
     slots: torch.Tensor
     parts: tuple[tuple[str, int, Any], ...]
+    work: Callable[[], torch.Tensor]
     replay: Callable[[], None]
     logits: torch.Tensor
 
@@ -200,11 +208,11 @@ class DecodeGraphs:
                 ),
             )
 
-        unfilled = CapturedStep(static_ids, positions, slots, parts, lambda: None, torch.empty(0))
+        unfilled = CapturedStep(static_ids, positions, slots, parts, run, lambda: None, torch.empty(0))
         # The runs before the capture are this very step: they write the keys and values that it writes.
         self._fill(unfilled, token_ids, device_plan)
         replay, logits = self._capturer.capture(run)
-        return CapturedStep(static_ids, positions, slots, parts, replay, logits)
+        return CapturedStep(static_ids, positions, slots, parts, run, replay, logits)
 
     def _fill(self, step: CapturedStep, token_ids: torch.Tensor, device_plan: DevicePlan) -> None:
         step.token_ids.copy_(token_ids.unsqueeze(0))

@@ -153,7 +153,8 @@ class ModelRunner:
             return self.loaded.run(
                 tokens.unsqueeze(0),
                 torch.cat([one.positions for one in arrays]).long().unsqueeze(0),
-                keep.to(tokens.device),
+                # This stream waits for the plan's copy: the host would too.
+                keep.to(tokens.device, non_blocking=True),
                 PagedStep(self.cache, self.backend, self.cache.find_write_rows(slots), parts),
             )
 

@@ -65,7 +65,7 @@ class SamplingParams:
             if isinstance(value, float) and not math.isfinite(value):
                 raise InvalidRequestError(f"sampling.{field.name}", f"{value} is not a finite number")
         self._require("temperature", 0 <= self.temperature <= MAX_TEMPERATURE, "must be 0 to 100")
-        self._require("top_k", 0 <= self.top_k <= MAX_TOP_K, "must be 1 or more, or 0 to keep all")
+        self._require("top_k", 0 <= self.top_k <= MAX_TOP_K, f"must be 1 to {MAX_TOP_K}, or 0 to keep all")
         self._require("top_p", 0 < self.top_p <= 1, "must be above 0 and at most 1")
         self._require("min_p", 0 <= self.min_p <= 1, "must be 0 to 1")
         self._require("seed", self.seed is None or 0 <= self.seed <= MAX_SEED, "must be 0 to 2^64 - 1")

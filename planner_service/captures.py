@@ -4,6 +4,7 @@ import json
 import logging
 from pathlib import Path
 
+from planner_service.core.capture import DRILL_TAG
 from planner_service.core.plan import CaptureDocument
 
 _logger = logging.getLogger(__name__)
@@ -14,22 +15,22 @@ class CaptureFolder:
 
     Args:
         path: the folder; made when the first capture is written.
-        max_captures: how many are written at most.
+        max_captures: how many are written at most; drills leave half of them to mismatches that nobody made.
     """
 
     def __init__(self, path: Path, max_captures: int) -> None:
         self._path = path
         self._num_left = max_captures
+        self._num_kept_from_drills = max_captures // 2
 
     @property
     def path(self) -> Path:
         """The folder."""
         return self._path
 
-    @property
-    def is_full(self) -> bool:
-        """Whether as many captures as may be are written."""
-        return not self._num_left
+    def has_room(self, *, for_drill: bool = False) -> bool:
+        """Whether another capture may be written."""
+        return self._num_left > (self._num_kept_from_drills if for_drill else 0)
 
     def try_write(self, session: str, capture: CaptureDocument) -> Path | None:
         """Writes one capture; planning goes on whatever happens.
@@ -41,7 +42,7 @@ class CaptureFolder:
         Returns:
             The file, or None if there were enough already or the folder cannot be written to (which is logged).
         """
-        if self.is_full:
+        if not self.has_room(for_drill=DRILL_TAG in capture["tags"]):
             return None
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)

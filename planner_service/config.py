@@ -48,9 +48,16 @@ def _parse_socket(value: Any) -> Any:
 
 
 def _require_path(value: Any) -> Any:
-    """Refuses an empty path, which would mean the folder that the planner happens to be started in."""
+    """Refuses a path that is empty or that no message can tell to an engine.
+
+    An empty one would mean the folder that the planner happens to be started in.
+    """
     if value == "":
         raise ValueError("a path is required")
+    try:
+        str(value).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("the path must be valid UTF-8") from error
     return value
 
 

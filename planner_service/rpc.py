@@ -172,7 +172,7 @@ class PlannerServicer:
             session.drill_mismatch()
             _logger.warning("%s: a drill makes the cached plan that is used next wrong", session.name)
             captures = self._metrics.capture_folder
-            capture_dir = "" if captures.is_full else str(captures.path)
+            capture_dir = str(captures.path) if captures.has_room(for_drill=True) else ""
             return pb.DrillMismatchResponse(session=session.name, capture_dir=capture_dir).SerializeToString()
 
         return await self._answer(context, answer())

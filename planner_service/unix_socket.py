@@ -26,7 +26,7 @@ def build_target(address: str | Path) -> str:
     if not text.startswith("unix:") and "/" not in text:
         return text
     # gRPC reads a target as a URI, in which a percent sign or a question mark in a path would mean something.
-    return f"unix:{quote(text.removeprefix('unix:'))}"
+    return f"unix:{quote(os.fsencode(text.removeprefix('unix:')))}"
 
 
 def find_fault(address: str | Path) -> str | None:

@@ -65,6 +65,7 @@ class PlannerInspector:
             NotOfferedError: the planner has no such method.
             CommandError: there is no answer, or no session of this name.
         """
+        _require_unicode(session)
         try:
             return self._service.DumpSession(planner_pb2.DumpSessionRequest(session=session), timeout=ANSWER_SECONDS)
         except grpc.RpcError as error:
@@ -80,6 +81,7 @@ class PlannerInspector:
             NotOfferedError: the planner has no such method.
             CommandError: there is no answer, no such session, or the planner refuses.
         """
+        _require_unicode(session)
         try:
             request = planner_pb2.DrillMismatchRequest(session=session)
             return self._service.DrillMismatch(request, timeout=ANSWER_SECONDS)
@@ -97,3 +99,11 @@ class PlannerInspector:
         if status is grpc.StatusCode.UNIMPLEMENTED:
             return NotOfferedError(f"the planner at {self._target} {lack}: {details}")
         return CommandError(f"{self._target}: {details} ({status.name})")
+
+
+def _require_unicode(session: str) -> None:
+    """Refuses what the command line took from bytes that are no UTF-8: no message can carry it."""
+    try:
+        session.encode()
+    except UnicodeEncodeError as error:
+        raise CommandError(f"no session can be named {session!r}: that is not valid UTF-8") from error

@@ -4,6 +4,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from http.client import HTTPException
 from typing import NamedTuple
 
 import numpy as np
@@ -44,15 +45,17 @@ class Prometheus:
             The series by their labels.
 
         Raises:
-            ValueError: Prometheus does not accept the query.
+            ValueError: Prometheus does not accept the query, or there is none at the address.
         """
         arguments = urllib.parse.urlencode({"query": expr, "start": start, "end": end, "step": step})
-        request = urllib.request.Request(f"{self._url}/api/v1/query_range", arguments.encode())
         try:
+            request = urllib.request.Request(f"{self._url}/api/v1/query_range", arguments.encode())
             with self._opener.open(request, timeout=TIMEOUT_SECONDS) as response:
                 answer = json.load(response)
         except urllib.error.HTTPError as error:
             raise ValueError(f"{expr}: {error.read().decode(errors='replace')}") from error
+        except (OSError, HTTPException, ValueError) as error:
+            raise ValueError(f"no Prometheus answers at {self._url}: {error}") from error
         found = [
             Series(
                 series["metric"],

@@ -8,6 +8,7 @@ legends and thresholds, from the same queries.
 
 import argparse
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ DOTS_PER_INCH = 100
 PAGE, INK = "#F3F4F6", "#24292E"
 NUM_COLUMNS, COLUMN_WIDTH, CELL_HEIGHT, GAP, HEADER_HEIGHT = 24, 70, 38, 8, 56
 NUM_STEPS = 240
+MAX_MINUTES = 60 * 24 * 365
 STYLE: dict[Any, Any] = {
     "axes.edgecolor": "#C9CED6",
     "axes.grid": True,
@@ -95,12 +97,24 @@ def name_series(legend: str, series: Series) -> str:
     return re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda found: series.labels.get(found[1], ""), legend).strip()
 
 
+def minutes(text: str) -> float:
+    """Reads a time to show.
+
+    Raises:
+        ValueError: it is no number, or too short to draw.
+    """
+    number = float(text)
+    if not 0.1 <= number <= MAX_MINUTES:
+        raise ValueError(text)
+    return number
+
+
 def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prometheus", required=True, metavar="URL")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER")
-    parser.add_argument("--minutes", type=float, default=15, help="the time shown, up to now")
+    parser.add_argument("--minutes", type=minutes, default=15, help="the time shown, up to now")
     parser.add_argument("--window", default="1m", help="what rates look back over: at least four scrapes")
     parser.add_argument("--dashboards", type=Path, default=FOLDER, metavar="FOLDER")
     arguments = parser.parse_args()
@@ -109,7 +123,10 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     for dashboard in load_dashboards(arguments.dashboards):
         with mpl.rc_context(STYLE):
-            figure = render(dashboard, Prometheus(arguments.prometheus), span, arguments.window)
+            try:
+                figure = render(dashboard, Prometheus(arguments.prometheus), span, arguments.window)
+            except ValueError as error:
+                sys.exit(f"error: {error}")
             name = dashboard["title"].lower().replace(" ", "-")
             path = arguments.out / f"dashboard-{name}.png"
             figure.savefig(path, facecolor=PAGE, pil_kwargs={"optimize": True})

@@ -42,12 +42,12 @@ MISMATCH = Alert(
 HIT_RATIO_LOW = Alert(
     "RingplanPlanCacheHitRatioLow",
     # A request that begins or ends changes the batch, and a changed batch misses once: that many misses are as they
-    # should be. Engines without our metrics are judged by the ratio alone.
+    # should be. Engines without our metrics are judged by the ratio alone. A scrape may lack the sessions' gauges.
     """
     (
       session_plan_label:ringplan_plan_cache_hits:ratio_rate5m < 0.5
       and session_plan_label:ringplan_decode_plans:rate5m > 1
-      and on (namespace, pod, session) ringplan_session_info{cache_mode!="off"}
+      and on (namespace, pod, session) last_over_time(ringplan_session_info{cache_mode!="off"}[5m])
     )
     unless (
       (

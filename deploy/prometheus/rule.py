@@ -63,7 +63,11 @@ class Alert:
             runbook_url: where the runbook is.
             grafana_url: where Grafana is, without a slash at the end; empty for links within it.
         """
-        query = "&".join(f"var-{name}={{{{ $labels.{name} }}}}" for name in self.variables)
+        # A variable that is empty would show nothing; one that is left out shows all.
+        first, *others = self.variables
+        query = f"var-{first}={{{{ $labels.{first} }}}}" + "".join(
+            f"{{{{ with $labels.{name} }}}}&var-{name}={{{{ . }}}}{{{{ end }}}}" for name in others
+        )
         return {
             "alert": self.alert,
             "expr": write_expr(self.expr),

@@ -11,6 +11,8 @@ from planner_service.core.rows import LayoutRows
 from planner_service.core.verify import PlacedArrays
 
 MAX_STEPS = 64
+# Tells a capture of a mismatch that was made on purpose.
+DRILL_TAG = "drill"
 
 
 def build_capture(
@@ -59,7 +61,7 @@ def build_capture(
     return {
         "name": "capture",
         "note": "a cached plan differed from the full one; `expect` holds the full one",
-        "tags": ["capture", *(["drill"] if is_drill else [])],
+        "tags": ["capture", *([DRILL_TAG] if is_drill else [])],
         "page_size": page_size,
         "num_pages": num_pages,
         "exact": False,

@@ -1,6 +1,7 @@
 """Rules of taking an address."""
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,18 @@ def test_stale_socket_is_replaced(tmp_path: Path) -> None:
         assert bind_address(f"unix:{path}", server.add_insecure_port) == f"unix:{path}"
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
+
+    _with_server(test)
+
+
+@pytest.mark.parametrize("name", [b"100%41", b"what?", b"not utf-8: \xff"])
+def test_socket_stands_where_it_was_asked_for(tmp_path: Path, name: bytes) -> None:
+    """Whatever a file may be called a socket may be called too: gRPC's own escapes are not the caller's business."""
+    path = tmp_path / os.fsdecode(name)
+
+    def test(server: grpc.aio.Server) -> None:
+        assert bind_address(f"unix:{path}", server.add_insecure_port) == f"unix:{path}"
+        assert path.is_socket()
 
     _with_server(test)
 

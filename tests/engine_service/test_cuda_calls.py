@@ -73,17 +73,22 @@ class ScriptedCuda:
 
         @contextmanager
         def use(stream: Stream) -> Iterator[None]:
+            names = list(cuda.names)
             cuda.names.append(stream.name)
-            yield
-            cuda.names.pop()
+            try:
+                yield
+            finally:
+                cuda.names[:] = names
 
         @contextmanager
         def capture(*args: Any, **given: Any) -> Iterator[None]:
             bound = real_graph.bind(*args, **given)
             assert isinstance(bound.arguments["cuda_graph"], CUDAGraph)
             cuda.log.append(("capture begins", bound.arguments["pool"]))
-            with use(Stream(name="capture")):
-                yield
+            # The end of a capture that has failed raises, and torch then does not go back to the stream before it.
+            cuda.names.append("capture")
+            yield
+            cuda.names.pop()
 
         for name, stand_in in (
             ("Stream", Stream),
@@ -160,6 +165,23 @@ def test_work_is_run_beside_the_forward_before_it_is_captured(cuda: ScriptedCuda
     assert cuda.log.pop() == ("forward", "replays")
     capturer.capture(run)
     assert cuda.log[-1] == ("capture begins", "pool")
+
+
+@pytest.mark.parametrize("num_good_runs", range(NUM_WARM_UP_RUNS + 1))
+def test_what_cannot_be_captured_leaves_the_forward_in_its_stream(cuda: ScriptedCuda, num_good_runs: int) -> None:
+    """Whichever run fails, later work comes after all that was put in a side stream, and in the stream of before."""
+    streams: list[str] = []
+
+    def run() -> torch.Tensor:
+        streams.append(cuda.names[-1])
+        if len(streams) > num_good_runs:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return torch.zeros(1)
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        CudaCapturer(CPU).capture(run)
+    assert cuda.names == ["forward"]
+    assert cuda.log[:2] == [("side", "waits for", "forward"), ("forward", "waits for", "side")]
 
 
 def test_memory_in_use_is_what_is_not_free(cuda: ScriptedCuda, monkeypatch: pytest.MonkeyPatch) -> None:

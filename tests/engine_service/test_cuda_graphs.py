@@ -1,10 +1,16 @@
 """`cuda_graphs.py`: which steps are captured, once each, and what is replayed. No GPU: captured work is run again."""
 
+import gc
 import inspect
 import logging
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from engine_service import cuda_graphs
 from engine_service.cuda_graphs import describe_shapes, find_graph_shape, list_batch_sizes
@@ -20,6 +26,42 @@ from tests.engine_service.tiny_models import save_tiny_checkpoint
 
 PAGE_SIZE = 4
 NUM_PAGES = 41
+
+
+class ReadStorages(TorchDispatchMode):
+    """Notes the memory that work reads and has not made itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: dict[int, StorageWeakRef] = {}
+        self._made: list[torch.UntypedStorage] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs an operation."""
+        made = {storage._cdata for storage in self._made}
+        for given in tree_leaves((args, kwargs)):
+            if isinstance(given, torch.Tensor) and (storage := given.untyped_storage())._cdata not in made:
+                self.read.setdefault(storage._cdata, StorageWeakRef(storage))
+        result = func(*args, **(kwargs or {}))
+        for one in tree_leaves(result):
+            if isinstance(one, torch.Tensor) and (storage := one.untyped_storage())._cdata not in self.read:
+                self._made.append(storage)
+        return result
+
+
+class ForgetfulCapturer(RerunCapturer):
+    """Holds nothing of what it has captured, as a graph does not; `read` lists the memory that the work reads."""
+
+    read: Sequence[StorageWeakRef] = ()
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        """Runs the work once."""
+        with ReadStorages() as mode:
+            result = run()
+        self.read = list(mode.read.values())
+        return lambda: None, result
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +147,17 @@ def test_a_replayed_step_gives_what_an_eager_one_gives(loaded: LoadedModel) -> N
     graphed.use_graphs(RerunCapturer(), lambda _was_replayed: None)
     for _ in range(3):
         torch.testing.assert_close(run_padding(graphed, 4), run_padding(eager, 4), rtol=0, atol=0)
+
+
+def test_all_that_a_captured_step_reads_outlives_the_capture(loaded: LoadedModel) -> None:
+    """A graph keeps addresses and no tensors: memory that is freed after the capture would be others' at the replay."""
+    capturer = ForgetfulCapturer()
+    runner = open_runner(loaded)
+    runner.use_graphs(capturer, lambda _was_replayed: None)
+    run_padding(runner, 4)
+    gc.collect()
+    assert len(capturer.read) > 10, "weights, the cache and the step's own"
+    assert not any(storage.expired() for storage in capturer.read)
 
 
 def test_steps_with_further_places_run_without_graphs(loaded: LoadedModel) -> None:

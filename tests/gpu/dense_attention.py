@@ -32,6 +32,7 @@ def attend_row(
       weight by a factor of at most exp(2 e), numerator and denominator together;
     - a weight is an exponential to two units of float32, and is rounded to T before it is multiplied: u, and half of
       the smallest number of T where T has no smaller ones;
+    - what the weights are divided by may be the sum of the rounded ones: u times the result;
     - the sum over the row adds L f; the result is rounded to T: u times itself.
 
     Source: N. Higham, "Accuracy and Stability of Numerical Algorithms", chapter 3, for sums of products.
@@ -66,4 +67,4 @@ def attend_row(
     spread = torch.einsum("qhl,lhd->qhd", weights, values.abs())
     is_read = (~is_masked).expand(-1, query.shape[1], -1).double()
     tiny = info.smallest_normal * info.eps / 2 * torch.einsum("qhl,lhd->qhd", is_read, values.abs())
-    return DenseAttention(output, weight_error * spread + tiny + u * output.abs() + info.smallest_normal)
+    return DenseAttention(output, weight_error * spread + tiny + 2 * u * output.abs() + info.smallest_normal)

@@ -16,6 +16,8 @@ from tests.gpu.side import Side
 from tests.reference.naive_planner import Arrays
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 128
+# So many query heads a key head that FlashInfer decodes on tensor cores, with its kernels for prompts.
+MANY_HEADS = 8
 SCALE = HEAD_DIM**-0.5
 
 # FlashInfer compiles its kernels when they are first used.
@@ -41,7 +43,7 @@ class Case:
     query: torch.Tensor
 
 
-def build_case(side: Side, rows: Rows, page_size: int, dtype: torch.dtype) -> Case:
+def build_case(side: Side, rows: Rows, page_size: int, dtype: torch.dtype, num_heads: int = NUM_HEADS) -> Case:
     """Draws keys, values and queries; whatever no stream has written holds NaN, the sink page too."""
     lists = build_scattered_arrays(rows, page_size)
     generator = torch.Generator().manual_seed(len(rows))
@@ -51,7 +53,7 @@ def build_case(side: Side, rows: Rows, page_size: int, dtype: torch.dtype) -> Ca
         for token in range(lists["kv_lens"][row] if one else 0):
             page = lists["paged_kv_indices"][lists["paged_kv_indptr"][row] + token // page_size]
             pages[page, :, token % page_size] = torch.randn((2, NUM_KV_HEADS, HEAD_DIM), generator=generator)
-    query = torch.randn((lists["qo_indptr"][-1], NUM_HEADS, HEAD_DIM), generator=generator)
+    query = torch.randn((lists["qo_indptr"][-1], num_heads, HEAD_DIM), generator=generator)
     columns = {name: torch.tensor(lists[name], dtype=torch.int32, device=side.device) for name in ARRAY_NAMES}
     return Case(
         rows,
@@ -76,28 +78,33 @@ def check(case: Case, found: torch.Tensor, page_size: int) -> None:
         assert float(dense.bound.mean()) < 0.1 * float(dense.output.abs().mean())
 
 
-@pytest.mark.parametrize("rows", [DECODE, PREFILL, MIXED], ids=["decode", "prefill", "mixed"])
+@pytest.mark.parametrize(
+    ("rows", "num_heads"),
+    [(DECODE, NUM_HEADS), (DECODE, MANY_HEADS), (PREFILL, NUM_HEADS), (MIXED, MANY_HEADS)],
+    ids=["decode", "decode-many", "prefill", "mixed-many"],
+)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("backend_name", ["torch", "flashinfer"])
 def test_attention_is_that_of_float64(
-    side: Side, backend_name: str, dtype: torch.dtype, page_size: int, rows: Rows
+    side: Side, backend_name: str, dtype: torch.dtype, page_size: int, rows: Rows, num_heads: int
 ) -> None:
     """Decode batches, prompts and both together, with padding rows and rows that only read; nothing reads NaN."""
-    case = build_case(side, rows, page_size, dtype)
+    case = build_case(side, rows, page_size, dtype, num_heads)
     shape = KvShape(num_layers=1, num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, dtype=dtype)
-    backend = side.build_backend(backend_name, shape, num_heads=NUM_HEADS, page_size=page_size)
+    backend = side.build_backend(backend_name, shape, num_heads=num_heads, page_size=page_size)
     batch = backend.prepare(case.arrays, case.device_arrays)
     check(case, backend.attend(case.pages, case.query, batch, SCALE), page_size)
 
 
+@pytest.mark.parametrize("num_heads", [NUM_HEADS, MANY_HEADS])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_captured_batch_is_replayed_with_another_plan(side: Side, dtype: torch.dtype) -> None:
+def test_a_captured_batch_is_replayed_with_another_plan(side: Side, dtype: torch.dtype, num_heads: int) -> None:
     """One capture serves steps with other pages and lengths, whose schedules are made outside of it."""
     page_size = 16
-    cases = [build_case(side, rows, page_size, dtype) for rows in (DECODE, OTHER_DECODE, DECODE)]
+    cases = [build_case(side, rows, page_size, dtype, num_heads) for rows in (DECODE, OTHER_DECODE, DECODE)]
     shape = KvShape(num_layers=1, num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, dtype=dtype)
-    backend = side.build_backend("flashinfer", shape, num_heads=NUM_HEADS, page_size=page_size)
+    backend = side.build_backend("flashinfer", shape, num_heads=num_heads, page_size=page_size)
     assert isinstance(backend, GraphBackend)
     pages = torch.zeros_like(max((case.pages for case in cases), key=len))
     query = torch.zeros_like(cases[0].query)

@@ -110,6 +110,8 @@ def test_a_cache_mode_may_be_given_as_a_number_or_a_value() -> None:
         ("socket", "unix:"),
         ("ring_dir", ""),
         ("capture_dir", ""),
+        ("ring_dir", "/not utf-8: \udcff"),
+        ("capture_dir", "/not utf-8: \udcff"),
     ],
 )
 def test_a_bad_value_is_an_error_that_names_its_field(monkeypatch: pytest.MonkeyPatch, field: str, value: str) -> None:

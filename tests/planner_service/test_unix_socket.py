@@ -216,6 +216,7 @@ def test_no_address_is_a_fault(address: str) -> None:
         ("unix:/run/planner.sock", "unix:/run/planner.sock"),
         ("unix:planner.sock", "unix:planner.sock"),
         (Path("/a b/100%?#.sock"), "unix:/a%20b/100%25%3F%23.sock"),
+        (Path("/not utf-8: \udcff"), "unix:/not%20utf-8%3A%20%FF"),
         ("127.0.0.1:50051", "127.0.0.1:50051"),
     ],
 )

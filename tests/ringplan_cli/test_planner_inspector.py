@@ -52,6 +52,14 @@ def test_planner_that_makes_no_drills_is_told_apart(socket: str) -> None:
         inspector.drill_mismatch("s")
 
 
+def test_name_that_no_message_can_carry_is_one_clear_line(socket: str) -> None:
+    """An argument that is no UTF-8 names no session, and the planner is not asked for one."""
+    with PlannerInspector(socket) as inspector:
+        for ask in (inspector.dump_session, inspector.drill_mismatch):
+            with pytest.raises(CommandError, match=r"^no session can be named '\\udcff': that is not valid UTF-8$"):
+                ask("\udcff")
+
+
 def test_path_that_no_socket_can_have_is_one_clear_line() -> None:
     """The length is named."""
     with pytest.raises(CommandError, match=r"^unix:/x+: 108 bytes; a unix socket's path has at most 107$"):

@@ -1,5 +1,6 @@
 """Asking a real Prometheus, and drawing from what it says."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,28 @@ def test_a_query_that_is_none_is_named_in_the_error(url: str) -> None:
     """Whoever changed a panel sees which query is wrong, and what Prometheus says of it."""
     with pytest.raises(ValueError, match=r"(?s)sum\(.*parse error"):
         Prometheus(url).query_range("sum(", START, END, 30)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nowhere", "http://[", "http://127.0.0.1:port"])
+def test_an_address_without_a_prometheus_is_one_clear_line(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command ends with the address and what is wrong with it."""
+    monkeypatch.setattr(sys, "argv", ["render", "--prometheus", url, "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=rf"^error: no Prometheus answers at {re.escape(url)}: .+$"):
+        render_dashboards.main()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "some"])
+def test_a_time_that_cannot_be_shown_is_refused_by_name(
+    minutes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is drawn or asked."""
+    monkeypatch.setattr(sys, "argv", ["render", "--prometheus", "x", "--out", str(tmp_path), "--minutes", minutes])
+    with pytest.raises(SystemExit, match="2"):
+        render_dashboards.main()
+    assert f"argument --minutes: invalid minutes value: '{minutes}'" in capsys.readouterr().err
 
 
 def test_the_command_draws_every_dashboard(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
