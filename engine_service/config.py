@@ -68,6 +68,10 @@ def _check_address(value: str) -> str:
     host, _, port = value.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65_535:
         raise ValueError("must be 'host:port' with a port from 0 to 65535, or 'unix:/path'")
+    try:
+        host.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("the host must be valid UTF-8") from error
     return value
 
 

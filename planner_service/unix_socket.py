@@ -40,9 +40,11 @@ def find_fault(address: str | Path) -> str | None:
     path = str(address).removeprefix("unix:")
     if not path:
         return "no address is given"
-    num_bytes = len(os.fsencode(path))
-    if build_target(address).startswith("unix:") and num_bytes > MAX_PATH_BYTES:
-        return f"{num_bytes} bytes; a unix socket's path has at most {MAX_PATH_BYTES}"
+    as_bytes = os.fsencode(path)
+    if not build_target(address).startswith("unix:"):
+        return None if as_bytes.decode(errors="replace") == path else "not valid UTF-8"
+    if len(as_bytes) > MAX_PATH_BYTES:
+        return f"{len(as_bytes)} bytes; a unix socket's path has at most {MAX_PATH_BYTES}"
     return None
 
 

@@ -5,7 +5,7 @@ from types import TracebackType
 
 import grpc
 
-from planner_service.unix_socket import build_target
+from planner_service.unix_socket import build_target, find_fault
 from ringplan.inference.v1 import inference_pb2, inference_pb2_grpc
 from ringplan_cli.errors import CommandError
 
@@ -17,8 +17,16 @@ def build_engine_target(address: str) -> str:
 
     Args:
         address: "unix:/path", a path alone if it begins with "/" or ".", "host:port", or any other gRPC target.
+
+    Raises:
+        CommandError: nothing can be there.
     """
-    return build_target(address) if address.startswith(("unix:", "/", ".")) else address
+    is_path = address.startswith(("unix:", "/", "."))
+    # Of another gRPC target, as "dns:///host:port", only the end is an address.
+    fault = find_fault(address if is_path else address.rpartition("/")[2])
+    if fault is not None:
+        raise CommandError(f"{address or 'the target'}: {fault}")
+    return build_target(address) if is_path else address
 
 
 class InferenceClient:
@@ -26,6 +34,9 @@ class InferenceClient:
 
     Args:
         target: "host:port", "unix:/path" or a path.
+
+    Raises:
+        CommandError: nothing can be there.
     """
 
     def __init__(self, target: str) -> None:

@@ -58,8 +58,8 @@ GLANCE = Row(
             "Hit ratio, decode plans",
             describe(
                 "Share of decode plans that came from the plan cache. Batches of long answers reach 0.9 and more.",
-                "see *Misses by reason*: `rows` means batches that change at every step, which short answers "
-                "explain; `cold` that often, too few `--cache-entries`.",
+                "see *Misses by reason*: `rows` means batches that change often, which short answers explain, or more "
+                "of them in turn than `--cache-entries` keeps; `cold` that often, sessions that begin anew.",
             ),
             units.PercentUnit,
             Query(hit_ratio(), "hit ratio"),
@@ -139,9 +139,9 @@ CACHE = Row(
             describe(
                 "Plans a second that were made from scratch, by why the cache had none. `not_decode` is prefill and "
                 "no fault.",
-                "`rows`, `labels`, `padding`: the batch changes from step to step; `stream_changed`, `discarded`: "
-                "requests end or are cut back often; `cold`: more layouts alternate than `--cache-entries` keeps; "
-                "`fork`: samples and contexts begin.",
+                "`rows`, `labels`, `padding`: the batch changes often, or more batches take turns than "
+                "`--cache-entries` keeps; `stream_changed`, `discarded`: requests end or are cut back often; `cold`: "
+                "the first plan of a session; `fork`: samples and contexts begin.",
             ),
             units.OpsPerSecond,
             [Query(rate("ringplan_plan_cache_misses_total", SESSIONS, "reason"), "{{reason}}")],

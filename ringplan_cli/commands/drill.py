@@ -84,7 +84,8 @@ def _print_traces(session: str, capture_dir: str) -> None:
     labels = f'{{session="{session}"}}'
     metrics = f"ringplan_plan_cache_mismatches_total{labels} and ringplan_drills_total{labels}, each one higher"
     log = f"the planner's: '{session}: a cached plan was wrong', then '{session}: that mismatch was a drill'"
-    capture = f"mismatch-{session}-*.json in {capture_dir}" if capture_dir else "none: drills have left as many as they may (half of --max-captures)"
+    none_left = "none: drills have left as many as they may (half of --max-captures)"
+    capture = f"mismatch-{session}-*.json in {capture_dir}" if capture_dir else none_left
     alert = "RingplanPlanCacheMismatch, once Prometheus has scraped the planner and evaluated its rules"
     traces = (("metrics", metrics), ("log", log), ("capture", capture), ("alert", alert))
     print_figures(Console(highlight=False), "the mismatch was found; what shows it", traces)

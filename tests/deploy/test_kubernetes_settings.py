@@ -11,6 +11,7 @@ from engine_service.config import EngineSettings
 from engine_service.plan_pipeline import choose_ring_depth
 from planner_service.config import PlannerSettings
 from planner_service.core.arrays import build_extents
+from planner_service.core.capture import MAX_STEPS
 from planner_service.core.ring import RegionDescription, Ring, choose_set_bytes
 from tests.deploy.manifests import (
     KUBERNETES,
@@ -129,6 +130,18 @@ def test_shared_memory_is_as_large_as_the_formula_says(monkeypatch: pytest.Monke
     assert limit + PLANNER_PROCESS_BYTES <= parse_quantity(
         find_container(pod_spec, "planner")["resources"]["limits"]["memory"]
     )
+
+
+@every_target
+def test_captures_do_not_fill_their_volume(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """It holds those of three starts, each of the largest plan there can be: a pod that fills a volume is evicted."""
+    planner, engine = read_settings(monkeypatch, target)
+    num_indices = engine.max_running_requests * math.ceil(LONGEST_CONTEXT / engine.page_size)
+    # The plan twice, as it was cached and as it should be, and the steps before it with a segment for each row.
+    arrays_bytes = 2 * num_indices * len(f"{NUM_PAGES}, ")
+    steps_bytes = MAX_STEPS * 2 * engine.max_running_requests * len('["stream-10000", "cfg_text", 1], ')
+    limit = parse_quantity(find_volume(find_pod_spec(render(target)), "captures")["emptyDir"]["sizeLimit"])
+    assert 3 * planner.max_captures * (arrays_bytes + steps_bytes) <= limit
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,10 @@ def test_address_is_host_and_port_or_a_unix_socket(listen: str) -> None:
     assert EngineSettings(listen=listen).listen == listen
 
 
-@pytest.mark.parametrize("listen", ["50051", ":50051", "host:", "host:66000", "host:-1", "unix:", "unix:/" + "x" * 107])
+@pytest.mark.parametrize(
+    "listen",
+    ["50051", ":50051", "host:", "host:66000", "host:-1", "unix:", "unix:/" + "x" * 107, "\udcff:50051"],
+)
 def test_malformed_address_is_refused(listen: str) -> None:
     """What cannot be an address is an error at start that names the setting."""
     with pytest.raises(ValidationError, match="listen"):

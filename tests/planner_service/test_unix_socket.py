@@ -203,6 +203,12 @@ def test_a_path_that_no_socket_can_have_is_a_fault(address: str | Path) -> None:
     assert find_fault(address) in {f"{n} bytes; a unix socket's path has at most 107" for n in (108, 109)}
 
 
+def test_a_host_that_no_name_can_have_is_a_fault() -> None:
+    """What the command line took from bytes that are no UTF-8 may be a path, and nothing else."""
+    assert find_fault("\udcff:50051") == "not valid UTF-8"
+    assert find_fault("/\udcff") is None
+
+
 @pytest.mark.parametrize("address", ["", "unix:"])
 def test_no_address_is_a_fault(address: str) -> None:
     """It is told from a server that is not there."""

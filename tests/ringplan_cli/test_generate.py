@@ -55,6 +55,22 @@ def test_other_targets_go_to_grpc_as_they_are(target: str) -> None:
     assert build_engine_target(target) == target
 
 
+@pytest.mark.parametrize(
+    ("target", "fault"),
+    [
+        ("", "the target: no address is given"),
+        ("dns:///", "dns:///: no address is given"),
+        ("\udcff:50051", "\udcff:50051: not valid UTF-8"),
+        ("/" + 107 * "x", f"/{107 * 'x'}: 108 bytes; a unix socket's path has at most 107"),
+    ],
+)
+def test_a_target_that_can_be_nowhere_is_one_clear_line(target: str, fault: str) -> None:
+    """It is told apart from an engine that is not there."""
+    with pytest.raises(CommandError) as raised:
+        build_engine_target(target)
+    assert str(raised.value) == fault
+
+
 def test_dash_reads_the_prompt_from_standard_input(tmp_path: Path) -> None:
     """A long prompt can come through a pipe."""
     _, engine = ask(tmp_path, say("x"), "-", stdin="from a pipe")

@@ -1087,7 +1087,7 @@ class DrillMismatchResponse(_message.Message):
     session: _builtins.str
     """The session's name."""
     capture_dir: _builtins.str
-    """The folder that a capture of the mismatch is written to. Empty: as many as may be are there, and none is written."""
+    """The folder that a capture of the mismatch is written to. Empty: drills have left as many as they may, and none is written."""
     def __init__(
         self,
         *,
