@@ -39,6 +39,19 @@ MISMATCH = Alert(
     _OF_SESSION,
 )
 
+SCHEDULE_MISMATCH = Alert(
+    "RingplanAttentionScheduleMismatch",
+    "sum by (namespace, pod) (increase(ringplan_attention_plan_mismatches_total[30m])) > 0",
+    "0m",
+    CRITICAL,
+    f"{_WHERE}: a FlashInfer schedule that was kept was wrong in the last 30 minutes.",
+    """
+    The schedule of an earlier step differed from a fresh one where it should not. The fresh one ran, so no token is
+    wrong; engines that do not run with the cache mode `verify` would have used the kept one.
+    """,
+    INFERENCE_DASHBOARD,
+)
+
 HIT_RATIO_LOW = Alert(
     "RingplanPlanCacheHitRatioLow",
     # A request that begins or ends changes the batch, and a changed batch misses once: that many misses are as they
@@ -205,6 +218,7 @@ ALERTS = Group(
     "ringplan-alerts",
     (
         MISMATCH,
+        SCHEDULE_MISMATCH,
         HIT_RATIO_LOW,
         RING_STALLS,
         LEASE_STUCK,
