@@ -37,6 +37,7 @@ test: .venv/installed-dev  ## Run the tests (PYTEST_FLAGS="-k name" narrows them
 
 test-gpu:  ## Run the tests that need a GPU, with what is installed (GPU_PYTHON=python3 says where).
 	@$(GPU_ENVIRONMENT) $(GPU_PYTHON) scripts/gpu_packages.py --tests
+	@$(GPU_ENVIRONMENT) $(GPU_PYTHON) -m tests.gpu.compile_kernels
 	@$(GPU_ENVIRONMENT) $(GPU_PYTHON) -m pytest -m gpu -W default --durations 5 tests/gpu
 
 check: .venv/installed-dev  ## Lint, types, import rules, protos, what is generated, shell.

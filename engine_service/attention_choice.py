@@ -15,6 +15,7 @@ from engine_service.attention_backends.torch_backend import TorchBackend
 from engine_service.errors import MissingPackageError, UnsupportedAttentionError
 from engine_service.kv_cache import KvShape
 from engine_service.model_loading import LoadedModel
+from engine_service.warm_up import build_padding_plan
 
 BackendName = Literal["auto", "torch", "flashinfer"]
 
@@ -55,7 +56,7 @@ def choose_attention_backend(
                 "attention runs in FlashInfer %s, which compiles its kernels the first time a machine runs them",
                 library.version,
             )
-            return FlashInferBackend(
+            backend = FlashInferBackend(
                 library,
                 shape,
                 num_heads=num_heads,
@@ -65,6 +66,12 @@ def choose_attention_backend(
                 observer=observer,
                 verifies=verifies,
             )
+            failure = _try_out(backend, shape, num_heads, page_size, device)
+            if failure is None:
+                return backend
+            if wanted == "flashinfer":
+                raise UnsupportedAttentionError(loaded.name, wanted, [f"it does not run here ({failure})"])
+            _logger.warning("attention runs in torch, which is slower: FlashInfer does not run here (%s)", failure)
     return TorchBackend(shape, page_size=page_size, device=device)
 
 
@@ -91,6 +98,24 @@ def _is_flashinfer_taken(
         raise UnsupportedAttentionError(model, wanted, unsupported)
     _logger.warning("attention runs in torch, which is slower: FlashInfer does not serve %s", "; ".join(unsupported))
     return False
+
+
+@torch.inference_mode()
+def _try_out(
+    backend: FlashInferBackend, shape: KvShape, num_heads: int, page_size: int, device: torch.device
+) -> str | None:
+    """Runs a prompt and a decode step, whose kernels are compiled for that; returns why it cannot, or None."""
+    size = (1, 2, page_size, shape.num_kv_heads, shape.head_dim)
+    try:
+        pages = torch.zeros(size, dtype=shape.dtype, device=device)
+        for span in (2, 1):
+            (arrays,) = build_padding_plan((span,), page_size).labels.values()
+            query = torch.zeros((span, num_heads, shape.head_dim), dtype=shape.dtype, device=device)
+            backend.attend(pages, query, backend.prepare(arrays), 1.0).cpu()
+    except (ImportError, OSError, RuntimeError) as error:
+        _logger.debug("FlashInfer does not run here", exc_info=True)
+        return f"{error!r:.500}"
+    return None
 
 
 def _try_load(*, is_wanted: bool) -> FlashInferLibrary | None:

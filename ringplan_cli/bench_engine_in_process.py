@@ -11,6 +11,7 @@ from planner_service.client import CacheMode, Layout, Plan
 from planner_service.client_layout import build_layout
 from planner_service.client_numbers import StreamNumbers
 from planner_service.client_plan import PlanReader
+from planner_service.config import build_default_ring_dir
 from planner_service.core.layout import Drop, StreamOperation
 from planner_service.core.plan import CaptureDocument, Mismatch
 from planner_service.errors import LayoutError
@@ -37,7 +38,9 @@ class InProcessPlanner:
         self.is_connected = True
         self.was_plan_ready = False
         self._resources = ExitStack()
-        path = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="ringplan-"))
+        # In memory, as a planner's: CUDA registers nothing else.
+        parent = build_default_ring_dir().parent
+        path = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="ringplan-", dir=parent))
         folder = RegionFolder(Path(path) / "regions")
         options = SessionOptions(page_size, num_pages, max_streams, cache_mode=cache_mode)
         self._session = Session(

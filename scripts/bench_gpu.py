@@ -11,7 +11,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,11 +133,13 @@ def draw_tasks(concurrency: int, extent: Extent) -> list[Task]:
 
 
 @contextmanager
-def open_planner(case: Case, target: str, runner: ModelRunner, concurrency: int) -> Iterator[StepPlanner]:
-    """Connects a case's planner, and copies plans as the case has it."""
+def open_planner(
+    case: Case, target: str, runner: ModelRunner, concurrency: int, on_pinned_changed: Callable[[bool], None]
+) -> Iterator[StepPlanner]:
+    """Connects a case's planner, and copies plans as the case has it, as far as CUDA lets it."""
     device = runner.loaded.device
     runner.copies = copies = build_plan_copies(
-        device, pins=case.pins, timeout_seconds=COPY_TIMEOUT_SECONDS, on_pinned_changed=lambda _is_pinned: None
+        device, pins=case.pins, timeout_seconds=COPY_TIMEOUT_SECONDS, on_pinned_changed=on_pinned_changed
     )
     options: dict[str, Any] = {"page_size": PAGE_SIZE, "num_pages": runner.num_pages, "cache_mode": case.cache_mode}
     planner: PlannerLink | FencedInProcessPlanner
@@ -169,8 +171,9 @@ def measure(
     if not case.uses_graphs:
         runner.graphs = None
     runs: list[OfflineRun] = []
+    told: list[bool] = []
     try:
-        with open_planner(case, target, runner, concurrency) as planner:
+        with open_planner(case, target, runner, concurrency, told.append) as planner:
             for number in range(1 + extent.num_repeats):
                 some = tasks if number else [Task(task.prompt_token_ids, 4) for task in tasks]
                 runs.append(run_offline(runner, planner, some, concurrency, max_step_tokens=MAX_STEP_TOKENS))
@@ -180,7 +183,7 @@ def measure(
     return {
         "planner": case.where,
         "cache_mode": case.cache_mode.name.lower(),
-        "is_pinned": None if runner.copies is None else case.pins,
+        "is_pinned": None if runner.copies is None else any(told),
         "uses_graphs": case.uses_graphs and graphs is not None,
         "concurrency": concurrency,
         "decode_tokens_per_second": statistics.median(one.num_tokens / one.seconds for one in decodes),

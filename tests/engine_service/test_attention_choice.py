@@ -17,7 +17,7 @@ from engine_service.attention_choice import choose_attention_backend, find_capab
 from engine_service.errors import MissingPackageError, UnsupportedAttentionError
 from engine_service.kv_cache import KvShape
 from engine_service.model_loading import LoadedModel, load_model
-from tests.engine_service.fake_flashinfer import LateGpu
+from tests.engine_service.fake_flashinfer import FakeDecodeWrapper, FakePrefillWrapper, FakeWrapper, LateGpu
 from tests.engine_service.tiny_models import save_tiny_checkpoint
 
 GOOD_SHAPE = KvShape(num_layers=1, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
@@ -129,6 +129,30 @@ def test_a_library_that_is_not_there_is_no_crash(
 
     monkeypatch.setattr(flashinfer_library, "load_flashinfer", fail)
     assert isinstance(choose("auto", fit(tiny)), TorchBackend)
+
+
+@pytest.mark.parametrize("kind", [FakeDecodeWrapper, FakePrefillWrapper])
+@pytest.mark.parametrize("error", [RuntimeError("Could not find nvcc"), FileNotFoundError("ninja")], ids=repr)
+def test_kernels_that_cannot_be_compiled_are_found_at_the_start(
+    error: Exception,
+    kind: type[FakeWrapper],
+    tiny: LoadedModel,
+    gpu: LateGpu,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Those for prompts and those for decode steps: an engine that may choose runs torch, and says why."""
+
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(kind, "plan", fail)
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(choose("auto", fit(tiny)), TorchBackend)
+    assert "FlashInfer does not run here" in caplog.records[-1].getMessage()
+    assert str(error) in caplog.records[-1].getMessage()
+    with pytest.raises(UnsupportedAttentionError, match="does not run here"):
+        choose("flashinfer", fit(tiny))
 
 
 def test_query_heads_come_from_the_configuration(tiny: LoadedModel) -> None:

@@ -26,11 +26,13 @@ class ScriptedCuda:
     Attributes:
         log: what was asked, in order.
         names: the streams, in the order in which they came up.
+        num_streams: streams made, the forward's too.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[LogLine] = []
         self.names: list[str] = ["forward"]
+        self.num_streams = 0
         cuda, real_graph = self, inspect.signature(torch.cuda.graph)
         real_stream, real_event = torch.cuda.Stream, torch.cuda.Event
 
@@ -39,6 +41,7 @@ class ScriptedCuda:
 
             def __init__(self, device: object = None, name: str = "side") -> None:
                 self.name = name
+                cuda.num_streams += 1
 
             def wait_event(self, *args: Any) -> None:
                 bind(real_stream.wait_event, self, *args)
@@ -84,7 +87,7 @@ class ScriptedCuda:
         def capture(*args: Any, **given: Any) -> Iterator[None]:
             bound = real_graph.bind(*args, **given)
             assert isinstance(bound.arguments["cuda_graph"], CUDAGraph)
-            cuda.log.append(("capture begins", bound.arguments["pool"]))
+            cuda.log.append(("capture begins", bound.arguments["stream"].name, bound.arguments["pool"]))
             # The end of a capture that has failed raises, and torch then does not go back to the stream before it.
             cuda.names.append("capture")
             yield
@@ -145,7 +148,7 @@ def test_the_first_copy_waits_for_nothing(cuda: ScriptedCuda) -> None:
 
 
 def test_work_is_run_beside_the_forward_before_it_is_captured(cuda: ScriptedCuda) -> None:
-    """In a stream of its own that waits for the forward's and is waited for; later captures share the first's pool."""
+    """In a stream of its own that waits for the forward's and is waited for; later captures share stream and pool."""
     streams: list[str] = []
 
     def run() -> torch.Tensor:
@@ -159,12 +162,13 @@ def test_work_is_run_beside_the_forward_before_it_is_captured(cuda: ScriptedCuda
     assert cuda.log == [
         ("side", "waits for", "forward"),
         ("forward", "waits for", "side"),
-        ("capture begins", None),
+        ("capture begins", "side", None),
     ]
     replay()
     assert cuda.log.pop() == ("forward", "replays")
     capturer.capture(run)
-    assert cuda.log[-1] == ("capture begins", "pool")
+    assert cuda.log[-1] == ("capture begins", "side", "pool")
+    assert cuda.num_streams == 2, "cuBLAS keeps megabytes for each that it meets"
 
 
 @pytest.mark.parametrize("num_good_runs", range(NUM_WARM_UP_RUNS + 1))
@@ -185,6 +189,8 @@ def test_what_cannot_be_captured_leaves_the_forward_in_its_stream(cuda: Scripted
 
 
 def test_memory_in_use_is_what_is_not_free(cuda: ScriptedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch tells the free bytes first."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (30, 100))
-    assert CudaCapturer(CPU).read_memory_bytes() == 70
+    """Torch tells the free bytes first, and among them are those that it only keeps for later."""
+    free_bytes = [30]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free_bytes.append(40))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free_bytes[-1], 100))
+    assert CudaCapturer(CPU).read_memory_bytes() == 60

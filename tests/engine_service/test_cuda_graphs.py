@@ -217,4 +217,4 @@ def test_shapes_are_told_in_a_line() -> None:
 
 def test_torch_takes_what_is_given_to_its_capture() -> None:
     """The keywords exist in the torch that is installed."""
-    inspect.signature(torch.cuda.graph).bind(object(), pool=None, capture_error_mode="thread_local")
+    inspect.signature(torch.cuda.graph).bind(object(), pool=None, stream=None, capture_error_mode="thread_local")

@@ -12,7 +12,7 @@ from engine_service.errors import CopyTimeoutError
 from engine_service.planner_link import PlannerLink
 from engine_service.step_layout import StepSpec
 from engine_service.warm_up import build_padding_plan
-from planner_service.client import Segment
+from planner_service.client import RingTimeoutError, Segment
 from tests.engine_service.copied_steps import (
     LABELS,
     PAGE_SIZE,
@@ -113,6 +113,27 @@ def test_a_copy_that_is_never_made_ends_in_an_error(planner: PlannerProcess) -> 
         with pytest.raises(CopyTimeoutError, match="step 1 "):
             steps.run(make_decode_step(), 10 - RING_DEPTH)
         assert len(engine.events) == RING_DEPTH
+
+
+def test_steps_that_get_no_set_in_time_come_again_when_copies_are_made() -> None:
+    """The planner gives steps up while every set waits for its copy; the engine goes on, and no set is rewritten."""
+    engine = HeldCopyEngine(600, is_read=False)
+    copies = build_held_copies(engine)
+    num_refused = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="ringplan-", dir="/tmp") as folder,
+        run_planner(Path(folder), ring_timeout_seconds=0.05) as planner,
+        open_session(planner) as session,
+    ):
+        steps = build_steps(session, copies)
+        while len(engine.events) < 2 * RING_DEPTH:
+            try:
+                steps.run(make_decode_step(), 4)
+            except RingTimeoutError:
+                num_refused += 1
+        copies.fence.wait_for_all()
+    assert num_refused
+    assert engine.num_rewritten == 0
 
 
 def test_sets_whose_copies_are_made_while_nothing_runs_go_back_then(planner: PlannerProcess) -> None:

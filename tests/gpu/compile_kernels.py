@@ -1,7 +1,9 @@
-"""Runs FlashInfer once for a type and a kind of batch, so that its kernels are compiled: `... TYPE KIND`."""
+"""Lets FlashInfer compile the kernels that the tests run: all of them at once, or those of `... TYPE KIND`."""
 
 import itertools
+import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
@@ -33,6 +35,19 @@ def run_once(side: Side, dtype: str, kind: str) -> torch.Tensor:
     return backend.attend(pages, query, batch, 1.0)
 
 
+def compile_all() -> None:
+    """Compiles each kind in a process of its own: one after the other, when first used, takes minutes."""
+    command = [sys.executable, "-m", "tests.gpu.compile_kernels"]
+    root = Path(__file__).resolve().parent.parent.parent
+    processes = [subprocess.Popen([*command, *arguments], cwd=root) for arguments in list_kernels()]
+    for process in processes:
+        # Whatever goes wrong shows in the tests that need the kernels.
+        process.wait()
+
+
 if __name__ == "__main__":
-    run_once(Side(torch.device("cuda")), *sys.argv[1:])
-    torch.cuda.synchronize()
+    if sys.argv[1:]:
+        run_once(Side(torch.device("cuda")), *sys.argv[1:])
+        torch.cuda.synchronize()
+    else:
+        compile_all()

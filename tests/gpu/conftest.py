@@ -1,7 +1,5 @@
 """Every test here runs on a GPU, marked `gpu`, and once more on the CPU with stand-ins for what is a GPU's."""
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.compile_kernels import list_kernels
+from tests.gpu.compile_kernels import compile_all
 from tests.gpu.side import Side
 from tests.planner_process import PlannerProcess, run_planner
 
@@ -27,17 +25,15 @@ def side(request: pytest.FixtureRequest) -> Side:
 
 @pytest.fixture(scope="module")
 def planner() -> Iterator[PlannerProcess]:
-    """A planner."""
-    with tempfile.TemporaryDirectory(prefix="ringplan-", dir="/tmp") as folder, run_planner(Path(folder)) as planner:
+    """A planner, with its ring in memory as in service: CUDA registers no memory of a disk's file system."""
+    with (
+        tempfile.TemporaryDirectory(prefix="ringplan-", dir="/dev/shm") as folder,
+        run_planner(Path(folder)) as planner,
+    ):
         yield planner
 
 
 @pytest.fixture(scope="session")
 def compiled_kernels() -> None:
-    """Lets FlashInfer compile its kernels, all at once: one after the other, when first used, takes minutes."""
-    command = [sys.executable, "-m", "tests.gpu.compile_kernels"]
-    root = Path(__file__).resolve().parent.parent.parent
-    processes = [subprocess.Popen([*command, *arguments], cwd=root) for arguments in list_kernels()]
-    for process in processes:
-        # Whatever goes wrong shows in the tests that need the kernels.
-        process.wait()
+    """Kernels that are there already, as after `make test-gpu`'s first step, take seconds."""
+    compile_all()

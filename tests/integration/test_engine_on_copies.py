@@ -53,8 +53,8 @@ def expected(folder: Path) -> list[list[int]]:
     ]
 
 
-def answer_all(running: RunningEngine) -> list[list[int]]:
-    """Returns the engine's answers."""
+def ask_all(running: RunningEngine) -> Answers:
+    """Sends every request; returns what gathers the answers."""
     answers = Answers(len(ASKED))
     for number, (prompt, contexts, scales) in enumerate(ASKED):
         spec = GenerationSpec(
@@ -64,9 +64,19 @@ def answer_all(running: RunningEngine) -> list[list[int]]:
             guidance=tuple(itertools.starmap(GuidanceContext, zip(contexts, scales, strict=True))),
         )
         running.engine.submit(spec, lambda event, number=number: answers.take(number, event))  # type: ignore[misc]  # mypy cannot infer a default.
+    return answers
+
+
+def wait_for_all(running: RunningEngine, answers: Answers) -> list[list[int]]:
+    """Returns the answers once all of them are there."""
     answers.wait()
     assert running.engine.wait_until_finished(10)
     return [answers.token_ids[number] for number in range(len(ASKED))]
+
+
+def answer_all(running: RunningEngine) -> list[list[int]]:
+    """Returns the engine's answers."""
+    return wait_for_all(running, ask_all(running))
 
 
 def count_decode_steps(running: RunningEngine) -> tuple[float, float]:
@@ -138,6 +148,22 @@ def test_a_lost_planner_is_replaced(
         own_planner.start()
         assert answer_all(running) == expected
     assert side.copies.num_rewritten == 0
+
+
+def test_a_planner_that_is_lost_in_the_middle_of_answers_is_replaced(
+    own_planner: PlannerProcess, folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that were planned ahead are gone with its memory; the answers go on from there, and are right."""
+    side = CopiedSide()
+    side.take_part(monkeypatch)
+    with run_engine(own_planner, folder, "copies-lost-midway", **SETTINGS) as running:
+        answers = ask_all(running)
+        answers.wait_for_events(len(ASKED))
+        own_planner.kill()
+        own_planner.start()
+        assert wait_for_all(running, answers) == expected
+    assert side.copies.num_rewritten == 0
+    assert all(event.is_made for event in side.copies.events)
 
 
 def test_the_largest_step_is_left_out_of_the_cache(

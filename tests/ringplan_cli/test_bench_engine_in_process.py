@@ -1,6 +1,7 @@
 """The planner in the engine's own process plans what the one in a process of its own does."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,15 @@ def test_plans_are_those_of_the_naive_planner(planner: InProcessPlanner) -> None
             assert getattr(found, name).tolist() == getattr(expected, name).tolist(), (number, name)
         planner.end_step(plan, is_kept=True)
     assert sources[1:5] == [PlanSource.FULL, *[PlanSource.CACHED] * 3]
+
+
+def test_the_ring_is_in_memory_as_a_planner_s_is(planner: InProcessPlanner) -> None:
+    """CUDA refuses to register memory of a disk's file system: the comparison would be of two kinds of memory."""
+    address = planner.plan_step(_build_spec({0: 5})).region_buffer.ctypes.data
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    ranges = {tuple(int(end, 16) for end in line[0].split("-")): line[5] for line in lines if len(line) == 6}
+    (name,) = [name for (start, stop), name in ranges.items() if start <= address < stop]
+    assert name.startswith("/dev/shm/")
 
 
 def test_step_without_pages_is_an_error(planner: InProcessPlanner) -> None:
