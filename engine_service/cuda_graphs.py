@@ -189,26 +189,24 @@ class DecodeGraphs:
         return step
 
     def _capture(self, shape: GraphShape, token_ids: torch.Tensor, device_plan: DevicePlan) -> CapturedStep:
-        device, num_tokens = self._loaded.device, len(token_ids)
+        loaded, cache, backend = self._loaded, self._cache, self._backend
+        device, num_tokens = loaded.device, len(token_ids)
         static_ids = torch.zeros((1, num_tokens), dtype=torch.int64, device=device)
         positions = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         slots = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         keep = torch.arange(num_tokens, device=device)
         parts = tuple(
-            (name, num_rows, self._backend.build_graph_batch(num_rows, num_rows * self._max_pages_per_row))
+            (name, num_rows, backend.build_graph_batch(num_rows, num_rows * self._max_pages_per_row))
             for name, num_rows in shape
         )
 
         def run() -> torch.Tensor:
-            return self._loaded.run(
+            return loaded.run(
                 static_ids,
                 positions.long().unsqueeze(0),
                 keep,
                 PagedStep(
-                    self._cache,
-                    self._backend,
-                    self._cache.find_write_rows(slots),
-                    [(num_rows, batch) for _, num_rows, batch in parts],
+                    cache, backend, cache.find_write_rows(slots), [(num_rows, batch) for _, num_rows, batch in parts]
                 ),
             )
 

@@ -3,6 +3,7 @@
 import gc
 import inspect
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -158,6 +159,21 @@ def test_all_that_a_captured_step_reads_outlives_the_capture(loaded: LoadedModel
     gc.collect()
     assert len(capturer.read) > 10, "weights, the cache and the step's own"
     assert not any(storage.expired() for storage in capturer.read)
+
+
+def test_what_was_captured_goes_with_its_model(loaded: LoadedModel) -> None:
+    """Without a cycle, which would keep the device's memory until Python happens to look for one."""
+    runner = open_runner(loaded)
+    runner.use_graphs(ForgetfulCapturer(), lambda _was_replayed: None)
+    run_padding(runner, 4)
+    cache, graphs = weakref.ref(runner.cache), weakref.ref(runner.graphs)
+    gc.disable()
+    try:
+        del runner
+        assert cache() is None
+        assert graphs() is None
+    finally:
+        gc.enable()
 
 
 def test_steps_with_further_places_run_without_graphs(loaded: LoadedModel) -> None:
