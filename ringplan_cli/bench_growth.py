@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ringplan_cli.bench_plan import PlanCase, measure_core
+from ringplan_cli.bench_plan import PlanCase, measure_in_turn, take_medians
 from ringplan_cli.bench_scale import ScaleCase, ScaleFigures, measure_scale
 
 ROWS = (1, 8, 32, 128, 512, 2_048)
@@ -82,14 +82,17 @@ def build_plan_cases() -> Iterator[tuple[str, int, PlanCase]]:
         yield "plan labels", labels, PlanCase(num_rows=_ROWS, num_pages=_PAGES, num_labels=labels)
 
 
-def measure_plans(num_rounds: int) -> Iterator[PlanCost]:
+def measure_plans(num_turns: int) -> Iterator[PlanCost]:
     """Yields what a plan of each size costs.
 
     Args:
-        num_rounds: rounds of each figure, as for `ringplan bench plan`.
+        num_turns: times that all sizes are measured, in turn.
     """
-    for quantity, value, case in build_plan_cases():
-        yield PlanCost(quantity, value, *measure_core(case, num_rounds))
+    sizes = list(build_plan_cases())
+    turns = list(measure_in_turn([case for _, _, case in sizes], num_turns, with_naive=False))
+    for i, (quantity, value, _) in enumerate(sizes):
+        figures = take_medians(turns[i :: len(sizes)])
+        yield PlanCost(quantity, value, figures.full, figures.cached, figures.cached_no_crossing)
 
 
 def measure_sessions() -> Iterator[tuple[int, ScaleFigures]]:

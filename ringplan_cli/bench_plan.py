@@ -2,10 +2,11 @@
 
 import gc
 import importlib
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from planner_service.core.ring import BufferSet
 from planner_service.core.rows import LayoutRows, build_rows
 
 PAGE_SIZE = 16
-_STEPS_A_ROUND = 2 * PAGE_SIZE  # every row crosses a page twice
+_STEPS_A_ROUND = 3 * PAGE_SIZE  # every row crosses a page three times
+_NUM_FIRST_STEPS = PAGE_SIZE + 2  # by then every row has crossed a page
 _STEPS_A_RUN = 8  # a layout is read once for so many steps, as the engine's default has it
 _MAX_NAIVE_ROWS = 512
 _FREE_PAGES_A_ROW = 4
@@ -40,7 +42,9 @@ class PlanFigures:
         case: the shape of the batch.
         num_bytes: bytes of one plan.
         full: a plan from scratch, written to a buffer set, with its commit.
-        cached: a cached plan, advanced and written, with its commit; rows cross pages at staggered steps.
+        first: a cached plan, advanced and written, with its commit, in a batch's first steps: rows cross pages at
+            staggered steps, each for the first time.
+        cached: the same in later steps.
         cached_no_crossing: the same where no row crosses a page.
         naive: the tests' row-by-row reference, or None where it is not at hand or too slow to ask.
         memcpy: copying the arrays and nothing else.
@@ -49,6 +53,7 @@ class PlanFigures:
     case: PlanCase
     num_bytes: int
     full: float
+    first: float
     cached: float
     cached_no_crossing: float
     naive: float | None
@@ -65,57 +70,71 @@ class PlanFigures:
         case = self.case
         return (
             *(f"{count:,}" for count in (case.num_labels, case.num_rows, case.num_pages, self.num_bytes)),
-            *(f"{time:.1f}" for time in (self.full, self.cached, self.cached_no_crossing)),
+            *(f"{time:.1f}" for time in (self.full, self.first, self.cached, self.cached_no_crossing)),
             "-" if self.naive is None else f"{self.naive:,.0f}",
             f"{self.memcpy:.1f}",
             "-" if self.naive is None else f"{self.naive / self.cached:,.0f}x",
         )
 
 
-def measure_case(case: PlanCase, num_rounds: int) -> PlanFigures:
+def measure_case(case: PlanCase, num_rounds: int, *, with_naive: bool = True) -> PlanFigures:
     """Measures one case.
 
     Args:
         case: the shape of the batch.
-        num_rounds: rounds of 32 steps for each figure, each on a new planner.
+        num_rounds: rounds of 48 steps for each figure, each on a new planner.
+        with_naive: whether to ask the tests' reference too.
     """
     full, num_bytes = _measure_planner(case, CacheMode.OFF, num_rounds, is_staggered=True)
-    cached, steady = _measure_cached(case, num_rounds)
+    staggered, _ = _measure_planner(case, CacheMode.ON, num_rounds, is_staggered=True)
+    steady, _ = _measure_planner(case, CacheMode.ON, num_rounds, is_staggered=False)
     return PlanFigures(
         case=case,
         num_bytes=num_bytes,
-        full=statistics.median(full),
-        cached=cached,
-        cached_no_crossing=steady,
-        naive=_measure_naive(case),
+        full=_take_median(full),
+        first=_take_median(staggered[:_NUM_FIRST_STEPS]),
+        cached=_take_median(staggered[_NUM_FIRST_STEPS:]),
+        cached_no_crossing=_take_median([times for step, times in enumerate(steady) if step % PAGE_SIZE]),
+        naive=_measure_naive(case) if with_naive else None,
         memcpy=_measure_memcpy(num_bytes, num_rounds * _STEPS_A_ROUND),
     )
 
 
-def measure_in_process(case: PlanCase, num_rounds: int) -> tuple[float, float]:
-    """Returns the medians of a full plan and of a cached one, in microseconds, as `measure_case` has them."""
-    full, _ = _measure_planner(case, CacheMode.OFF, num_rounds, is_staggered=True)
-    cached, _ = _measure_planner(case, CacheMode.ON, num_rounds, is_staggered=True)
-    return statistics.median(full), statistics.median(cached)
+def measure_in_turn(cases: Sequence[PlanCase], num_turns: int, *, with_naive: bool = True) -> Iterator[PlanFigures]:
+    """Measures all cases in turn, several times, and yields every figure as it comes, a turn after the other.
+
+    What else a machine does for a second is then in one turn of many cases, not in every figure of one: medians over
+    the turns (`take_medians`) leave it out.
+
+    Args:
+        cases: the shapes of the batches.
+        num_turns: how many times each is measured.
+        with_naive: whether to ask the tests' reference too, in the first turn.
+    """
+    for turn in range(num_turns):
+        for case in cases:
+            yield measure_case(case, 1, with_naive=with_naive and not turn)
 
 
-def measure_core(case: PlanCase, num_rounds: int) -> tuple[float, float, float]:
-    """Returns the medians of a full plan, of a cached one and of one where no row crosses a page, in microseconds."""
-    full, _ = _measure_planner(case, CacheMode.OFF, num_rounds, is_staggered=True)
-    return statistics.median(full), *_measure_cached(case, num_rounds)
+def take_medians(turns: Sequence[PlanFigures]) -> PlanFigures:
+    """Returns the median of each figure of one case; the naive reference's is the first turn's."""
+    names = ("full", "first", "cached", "cached_no_crossing", "memcpy")
+    return replace(turns[0], **{name: statistics.median(getattr(turn, name) for turn in turns) for name in names})
 
 
-def _measure_cached(case: PlanCase, num_rounds: int) -> tuple[float, float]:
-    cached, _ = _measure_planner(case, CacheMode.ON, num_rounds, is_staggered=True)
-    steady, _ = _measure_planner(case, CacheMode.ON, num_rounds, is_staggered=False)
-    return statistics.median(cached), statistics.median(steady)
+def _take_median(steps: list[list[float]]) -> float:
+    return statistics.median(itertools.chain.from_iterable(steps))
 
 
 def _measure_planner(
     case: PlanCase, cache_mode: CacheMode, num_rounds: int, *, is_staggered: bool
-) -> tuple[list[float], int]:
-    """Returns the time of each step in microseconds, and the bytes of the last plan."""
-    times: list[float] = []
+) -> tuple[list[list[float]], int]:
+    """Returns the times of each step in microseconds, one of each round, and the bytes of the last plan.
+
+    The first two cached steps fill the cache and have no times. Without staggering every `PAGE_SIZE`-th step crosses
+    pages.
+    """
+    times: list[list[float]] = [[] for _ in range(_STEPS_A_ROUND)]
     num_bytes = 0
     for _ in range(num_rounds):
         planner, find_set = _build_planner(case, cache_mode, is_staggered=is_staggered)
@@ -126,10 +145,8 @@ def _measure_planner(
             plan = planner.plan(rows(), step_id, find_set)
             planner.commit_through(step_id)
             elapsed = (time.perf_counter_ns() - started) / 1e3
-            # The first two cached steps fill the cache; without staggering, the steps that cross pages are left out.
-            crosses = not is_staggered and (step_id - 2) % PAGE_SIZE == 0
-            if step_id >= 4 and not crosses:
-                times.append(elapsed)
+            if step_id >= 4:
+                times[step_id - 2].append(elapsed)
             step_id += 1
             num_bytes = plan.num_bytes
         gc.enable()

@@ -4,7 +4,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from ringplan_cli.bench_plan import PlanCase, measure_in_process
+from ringplan_cli.bench_plan import PlanCase, measure_case
 from ringplan_cli.bench_stream_loop import Wait
 from ringplan_cli.planner_inspector import PlannerInspector
 
@@ -37,8 +37,8 @@ def measure_yardsticks(target: str, num_rows: int, num_labels: int, num_pages: i
         num_labels: plan labels.
         num_pages: pages that each row holds.
     """
-    full, cached = measure_in_process(PlanCase(num_rows, num_pages, num_labels), _NUM_ROUNDS)
-    return Yardsticks(full, cached, _measure_unary_call(target))
+    core = measure_case(PlanCase(num_rows, num_pages, num_labels), _NUM_ROUNDS, with_naive=False)
+    return Yardsticks(core.full, core.cached, _measure_unary_call(target))
 
 
 def measure_idle_cpu(step_seconds: float, wait: Wait, num_steps: int) -> float:

@@ -12,7 +12,8 @@ from ringplan_cli.commands.bench_serve import EPILOG, serve
 from ringplan_cli.commands.bench_stream import stream
 
 PLAN_NOTES = (
-    "full: from scratch. cached: advanced, rows crossing pages at staggered steps. "
+    "full: from scratch. first: advanced, rows crossing pages at staggered steps, each for the first time. "
+    "cached: the same later on. "
     "steady: cached, no row crosses a page. naive: row by row, as the tests' reference does it. "
     "memcpy: the bytes alone. speed-up: naive / cached."
 )
@@ -33,27 +34,36 @@ def plan(
     rows: Annotated[list[int], typer.Option(help="Rows a plan label; may be repeated.", min=1)] = [1, 8, 32, 128, 512],  # noqa: B006  # typer copies it
     pages: Annotated[list[int], typer.Option(help="Pages a row; may be repeated.", min=1)] = [10, 64],  # noqa: B006  # as above
     labels: Annotated[list[int], typer.Option(help="Plan labels; may be repeated.", min=1)] = [1, 2, 3],  # noqa: B006  # as above
-    rounds: Annotated[int, typer.Option(help="Rounds of 32 steps for each figure.", min=1)] = 8,
+    rounds: Annotated[int, typer.Option(help="Times that all are measured in turn, 48 steps each.", min=1)] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Times the planner's core, the writing of the buffer set included: full plans, cached ones, and yardsticks."""
     from rich.console import Console
     from rich.progress import track
 
-    from ringplan_cli.bench_plan import build_cases, measure_case
+    from ringplan_cli.bench_plan import build_cases, measure_in_turn, take_medians
     from ringplan_cli.machine import describe_machine
     from ringplan_cli.tables import Column, print_table
 
     cases = build_cases(rows, pages, labels)
     errors = Console(stderr=True)
-    measured = track(cases, "measuring", console=errors, transient=True, disable=not sys.stderr.isatty())
-    figures = [measure_case(case, rounds) for case in measured]
+    turns = list(
+        track(
+            measure_in_turn(cases, rounds),
+            "measuring",
+            total=rounds * len(cases),
+            console=errors,
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
+    )
+    figures = [take_medians(turns[i :: len(cases)]) for i in range(len(cases))]
     machine = describe_machine()
     if as_json:
         typer.echo(json.dumps({"machine": machine, "cases": [row.as_json() for row in figures]}))
         return
     console = Console()
-    names = ("labels", "rows", "pages", "bytes", "full", "cached", "steady", "naive", "memcpy", "speed-up")
+    names = ("labels", "rows", "pages", "bytes", "full", "first", "cached", "steady", "naive", "memcpy", "speed-up")
     title = f"Microseconds a plan, medians ({', '.join(machine.values())})"
     print_table(console, title, [Column(name) for name in names], [row.as_texts() for row in figures])
     console.print(PLAN_NOTES)
@@ -95,7 +105,7 @@ def scale(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON d
 @app.command()
 def growth(
     plot: Annotated[Path | None, typer.Option(help="Draw a picture (PNG) here.", dir_okay=False)] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds of 32 steps for each figure.", min=1)] = 8,
+    rounds: Annotated[int, typer.Option(help="Times that all sizes are measured in turn, 48 steps each.", min=1)] = 12,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Shows how planning grows with rows, pages, labels and sessions, and what a stream, page and session weigh."""

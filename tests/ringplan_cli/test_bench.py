@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from planner_service.core.arrays import build_extents
 from ringplan_cli.app import app
+from ringplan_cli.bench_plan import PlanCase, PlanFigures, take_medians
 from ringplan_cli.bench_scale import NUM_STEPS, PAGE_SIZE, ScaleCase, measure_scale
 from ringplan_cli.bench_stream import Spread
 
@@ -25,10 +26,12 @@ def test_bench_plan_measures_plans_of_the_size_it_names() -> None:
     ]
     for case in document["cases"]:
         rows = case["num_rows"]
-        pages_now = sum(-(-(2 * 16 + row % 16 + 32) // 16) for row in range(rows))
+        pages_now = sum(-(-(2 * 16 + row % 16 + 48) // 16) for row in range(rows))
         _, num_bytes = build_extents([("a", rows, rows, pages_now)] * 2)
         assert case["num_bytes"] == num_bytes
-        assert all(case[f"{name}_us"] > 0 for name in ("full", "cached", "cached_no_crossing", "naive", "memcpy"))
+        assert all(
+            case[f"{name}_us"] > 0 for name in ("full", "first", "cached", "cached_no_crossing", "naive", "memcpy")
+        )
 
 
 def test_bench_plan_measures_many_plan_labels_of_few_rows() -> None:
@@ -100,3 +103,14 @@ def test_bench_scale_weighs_a_planner_that_holds_what_the_case_says() -> None:
     assert figures.num_pages_held == 2 * (2 * pages_of_a_row + pages_of_a_resting_stream)
     assert figures.region_bytes > 0
     assert figures.plan_us > 0
+
+
+def test_medians_over_turns_leave_out_a_turn_that_was_disturbed() -> None:
+    """Each figure by itself; the naive reference is asked in the first turn alone."""
+    case = PlanCase(num_rows=1, num_pages=1, num_labels=1)
+    turns = [
+        PlanFigures(case, 64, 3.0, 2.0, 1.0, 0.5, 9.0, 0.1),
+        PlanFigures(case, 64, 90.0, 2.5, 1.5, 0.6, None, 0.2),
+        PlanFigures(case, 64, 4.0, 80.0, 70.0, 60.0, None, 50.0),
+    ]
+    assert take_medians(turns) == PlanFigures(case, 64, 4.0, 2.5, 1.5, 0.6, 9.0, 0.2)

@@ -48,7 +48,7 @@ def test_bench_growth_measures_prints_and_draws(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(bench_growth, "_STREAMS", (40, 50))
     monkeypatch.setattr(bench_growth, "_STREAM_TOKENS", (16, 64))
     plot = tmp_path / "growth.png"
-    command = ["bench", "growth", "--rounds", "1", "--plot", str(plot), "--json"]
+    command = ["bench", "growth", "--rounds", "2", "--plot", str(plot), "--json"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
