@@ -172,13 +172,14 @@ class Planner:
     def _plan_cached(self, entry: CacheEntry, crossing: Crossing | None, step_id: int, find_set: FindSet) -> BuiltPlan:
         rows, streams = entry.rows, self.streams
         step = StepInFlight(step_id, True, rows.row_streams, rows.row_spans, entry.length_identities)
-        attempt = PlanAttempt(streams, step, self.page_size)
+        reservation = (
+            None if crossing is None else streams.reserve(crossing.ordered_streams, entry.count_pages(crossing))
+        )
         try:
-            if crossing is not None:
-                attempt.reserve(crossing.ordered_streams, entry.count_pages(crossing))
             buffer_set = find_set(entry.measure_next(crossing))
         except LayoutError:
-            attempt.roll_back()
+            if reservation is not None:
+                streams.unreserve(reservation)
             raise
         entry.advance(streams.tables, crossing)
         entry.write(buffer_set)

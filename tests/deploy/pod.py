@@ -8,8 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,7 +68,7 @@ class ContainerProcess:
 
 
 class Pod:
-    """The pod of a Deployment, started by `start` and ended by `stop`.
+    """The pod of a Deployment, started by `start` and ended by `stop`; `close` leaves nothing of it behind.
 
     Args:
         documents: the rendered manifests.
@@ -255,22 +254,3 @@ class Pod:
                     container.send(signal.SIGKILL)
                 time.sleep(_POLL_SECONDS)
             self.ended.append(container.name)
-
-
-@contextmanager
-def run_pod(
-    documents: list[Document],
-    pod_spec: Document,
-    folder: Path,
-    *,
-    volumes: dict[str, Path],
-    port: int,
-    settings: dict[str, str],
-) -> Iterator[Pod]:
-    """Runs a pod for the length of a `with` block, and leaves none behind."""
-    pod = Pod(documents, pod_spec, folder, volumes=volumes, port=port, settings=settings)
-    try:
-        pod.start()
-        yield pod
-    finally:
-        pod.close()

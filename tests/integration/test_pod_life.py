@@ -5,6 +5,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -16,7 +17,7 @@ from ringplan.inference.v1 import inference_pb2 as pb
 from ringplan.inference.v1 import inference_pb2_grpc
 from ringplan.planner.v1 import planner_pb2, planner_pb2_grpc
 from tests.deploy.manifests import find_pod_spec, render
-from tests.deploy.pod import Pod, run_pod
+from tests.deploy.pod import Pod
 from tests.engine_process import read_token_ids
 from tests.engine_service.tiny_models import save_tiny_checkpoint
 
@@ -57,14 +58,10 @@ def pod(short_module_folder: Path, model: Path) -> Iterator[Pod]:
         "RINGPLAN_ENGINE_NUM_PAGES": str(NUM_PAGES),
         "RINGPLAN_ENGINE_NUM_THREADS": "1",
     }
-    with run_pod(
-        documents,
-        pod_spec,
-        short_module_folder,
-        volumes={"model": model},
-        port=port,
-        settings=settings,
+    with closing(
+        Pod(documents, pod_spec, short_module_folder, volumes={"model": model}, port=port, settings=settings)
     ) as pod:
+        pod.start()
         yield pod
 
 
