@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -200,7 +200,7 @@ class PlannerServicer:
         try:
             response = build_response(session.open())
             response.opened.CopyFrom(_build_opened(session, self._version))
-            await context.write(response.SerializeToString())
+            await _see_through(context.write(response.SerializeToString()))
             request.ClearField("open")
             async with asyncio.TaskGroup() as group:
                 writer = _Writer(context)
@@ -253,6 +253,19 @@ class PlannerServicer:
             _logger.exception("a call failed within the planner")
             reason = ((REASON_KEY, INTERNAL_REASON),)
             await context.abort(grpc.StatusCode.INTERNAL, f"within the planner: {error!r}", trailing_metadata=reason)
+
+
+async def _see_through(first_write: Coroutine[Any, Any, None]) -> None:
+    """Awaits a call's first write to its end, also when the call is cancelled meanwhile.
+
+    The write carries the call's metadata, and until it has ended gRPC refuses the status that says why the call ends.
+    """
+    write = asyncio.ensure_future(first_write)
+    try:
+        await asyncio.shield(write)
+    except asyncio.CancelledError:
+        await asyncio.wait((write,))
+        raise
 
 
 async def _abort(context: _Context, error: PlannerError) -> NoReturn:

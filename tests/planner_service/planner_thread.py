@@ -1,6 +1,7 @@
 """A planner's gRPC service in a thread of the test's own process, for tests of what goes over the wire."""
 
 import asyncio
+import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -69,7 +70,11 @@ class PlannerThread:
 
     def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Runs work in the server's thread and returns its result."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return self.start(work).result(30)
+
+    def start(self, work: Coroutine[Any, Any, ResultT]) -> concurrent.futures.Future[ResultT]:
+        """Starts work in the server's thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, function: Callable[[], ResultT]) -> ResultT:
         """Calls a function in the server's thread and returns its result."""

@@ -1,5 +1,6 @@
 """The planner over gRPC: what each call answers, how each failure is told, and what a session's end leaves."""
 
+import asyncio
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -377,6 +378,23 @@ def test_a_planner_that_ends_takes_no_new_sessions_and_then_ends_the_open_ones(
     assert [plan.step_id for plan in call.receive(2).plans] == [1, 2]
     planner.run(planner.servicer.end_sessions())
     assert _expect_failure(call)[:2] == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
+    _wait_until_none_is_open(planner)
+
+
+def test_a_session_that_is_ended_while_it_opens_is_told_why(planner: PlannerThread, channel: grpc.Channel) -> None:
+    """An end that comes before the first response has gone out waits for it, for gRPC would refuse the status."""
+
+    async def end_at_once() -> None:
+        while not planner.sessions.summarize():  # noqa: ASYNC110  # It is to be seen at once, in the midst of its write.
+            await asyncio.sleep(0)
+        await planner.servicer.end_sessions()
+
+    for _ in range(8):
+        ending = planner.start(end_at_once())
+        call = PlanCall(channel)
+        call.send(OPEN)
+        assert _expect_failure(call)[:2] == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
+        ending.result(30)
     _wait_until_none_is_open(planner)
 
 
