@@ -100,8 +100,8 @@ class KvCache:
         """
         if not len(page_copies):
             return
-        sources, targets = page_copies[:, 0], page_copies[:, 1]
-        if np.isin(sources, targets).any() or len(np.unique(targets)) < len(targets):
+        sources, targets = page_copies.T.tolist()
+        if not set(sources).isdisjoint(targets) or len(set(targets)) < len(targets):
             for source, target in page_copies.tolist():
                 self.pages[:, target] = self.pages[:, source]
             return

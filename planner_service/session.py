@@ -8,7 +8,7 @@ from planner_service.core.cache import DEFAULT_NUM_ENTRIES
 from planner_service.core.layout import StepLayout, StreamOperation
 from planner_service.core.planner import Planner
 from planner_service.core.ring import AllocateRegion, RegionDescription, Ring, choose_set_bytes
-from planner_service.core.rows import LayoutRows, build_rows
+from planner_service.core.rows import LayoutRows
 from planner_service.errors import LayoutError, ProtocolError, RingTimeoutError
 from planner_service.messages import (
     PlanFailed,
@@ -258,7 +258,7 @@ class Session:
         """Plans the next step of the run at the head of the queue; None if no set is free."""
         try:
             if run.rows is None:
-                run.rows = build_rows(run.layout, self.options.max_streams)
+                run.rows = self._planner.read(run.layout)
             if not self._ring.has_free_set():
                 return None
             self._wait.end()

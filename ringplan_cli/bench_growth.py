@@ -1,5 +1,7 @@
 """`ringplan bench growth`: how the cost of a plan and a planner's memory grow, one quantity at a time."""
 
+import itertools
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -38,7 +40,7 @@ class PlanCost:
 
 @dataclass(frozen=True, slots=True)
 class MemoryCost:
-    """Private bytes of a planner process for one thing more, from the difference of two cases of the same run.
+    """Private bytes of a planner process for one thing more, from differences between cases of the same run.
 
     Args:
         stream: bytes for a stream, without its pages.
@@ -136,11 +138,17 @@ def weigh(
     """
     page = (longer.private_bytes - few.private_bytes) / (longer.num_pages_held - few.num_pages_held)
     stream = (many.private_bytes - few.private_bytes - page * (many.num_pages_held - few.num_pages_held)) / num_streams
-    (first_count, first), (last_count, last) = sessions[0], sessions[-1]
-    count = last_count - first_count
     return MemoryCost(
         stream=stream,
         page=page,
-        session=(last.private_bytes - first.private_bytes) / count,
-        session_region=(last.region_bytes - first.region_bytes) / count,
+        session=_find_slope([(count, figures.private_bytes) for count, figures in sessions]),
+        session_region=_find_slope([(count, figures.region_bytes) for count, figures in sessions]),
     )
+
+
+def _find_slope(points: Sequence[tuple[int, int]]) -> float:
+    """Returns what one more adds: the median over all pairs, as a planner gives memory of its start back at some time.
+
+    Source: the Theil-Sen estimator (https://en.wikipedia.org/wiki/Theil-Sen_estimator).
+    """
+    return statistics.median((y - b) / (x - a) for (a, b), (x, y) in itertools.combinations(points, 2))

@@ -15,7 +15,7 @@ from planner_service.core.layout import PlanLabelRows, StepLayout
 from planner_service.core.plan import CacheMode
 from planner_service.core.planner import Planner
 from planner_service.core.ring import BufferSet
-from planner_service.core.rows import LayoutRows, build_rows
+from planner_service.core.rows import LayoutRows
 
 PAGE_SIZE = 16
 _STEPS_A_ROUND = 3 * PAGE_SIZE  # every row crosses a page three times
@@ -140,9 +140,9 @@ def _measure_planner(
         planner, find_set = _build_planner(case, cache_mode, is_staggered=is_staggered)
         step_id = 2
         gc.disable()
-        for rows in _read_layouts(case, step_id, _STEPS_A_ROUND):
+        for read in _read_layouts(planner, case, step_id, _STEPS_A_ROUND):
             started = time.perf_counter_ns()
-            plan = planner.plan(rows(), step_id, find_set)
+            plan = planner.plan(read(), step_id, find_set)
             planner.commit_through(step_id)
             elapsed = (time.perf_counter_ns() - started) / 1e3
             if step_id >= 4:
@@ -174,7 +174,7 @@ def _build_planner(
     if is_staggered:
         spans = spans + np.arange(case.num_rows) % PAGE_SIZE
     prefill = _build_layout(case, 1, spans.astype("<i4").tobytes())
-    planner.plan(build_rows(prefill, num_streams), 1, lambda _: scratch)
+    planner.plan(planner.read(prefill), 1, lambda _: scratch)
     planner.commit_through(1)
     return planner, find_set
 
@@ -185,13 +185,12 @@ def _build_layout(case: PlanCase, step_id: int, spans: bytes = b"") -> StepLayou
     return StepLayout(step_id, labels)
 
 
-def _read_layouts(case: PlanCase, step_id: int, num_steps: int) -> Iterator[Callable[[], LayoutRows]]:
+def _read_layouts(planner: Planner, case: PlanCase, step_id: int, num_steps: int) -> Iterator[Callable[[], LayoutRows]]:
     """Yields what reads the layout of each step: anew for the first of a run, kept for the others."""
-    num_streams = case.num_rows * case.num_labels
     kept: list[LayoutRows] = []
 
     def read() -> LayoutRows:
-        kept[:] = [build_rows(layout, num_streams)]
+        kept[:] = [planner.read(layout)]
         return kept[0]
 
     for step in range(step_id, step_id + num_steps):

@@ -1,28 +1,26 @@
 """The decode plan cache: keeps the last few decode layouts' plans and advances them by one token, in place."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from planner_service.core.arrays import ALIGNMENT_BYTES, ARRAY_NAMES, ITEM_BYTES, ArraysExtent
 from planner_service.core.builder import PlanSizes, gather_indices, views_of
 from planner_service.core.cache_misses import CacheTally, compare_layouts
-from planner_service.core.crossings import Crossing, DecodeItems, build_crossing, group_by_phase
-from planner_service.core.layout import Int32Array, PlanLabelRows
+from planner_service.core.crossings import Crossing, DecodeItems, build_crossing, group_by_phase, splice
+from planner_service.core.layout import Int32Array, Int64Array, PlanLabelRows, StepLayout
 from planner_service.core.page_tables import IntArray, PageTables
 from planner_service.core.plan import MissReason
 from planner_service.core.ring import BufferSet
 from planner_service.core.rows import LayoutRows
-from planner_service.core.streams import Int64Array, StreamTable, Touch
+from planner_service.core.streams import StreamTable, Touch
 
 DEFAULT_NUM_ENTRIES = 8
-# Splicing takes a third of a microsecond a crossing, gathering every page again a few nanoseconds a page.
-_FEW_CROSSINGS = 32
-_PAGES_A_SPLICE = 256
+# Splicing takes a sixth of a microsecond a crossing, gathering every page again a few nanoseconds a page.
+_FEW_CROSSINGS = 64
+_PAGES_A_SPLICE = 64
 _MAX_CROSSINGS_BYTES = 1 << 20  # of an entry; beyond, what a crossing changes is worked out each time
-_ONE = np.int32(1)
 _KV_INDPTR, _KV_INDICES, _LAST, _KV_LENS, _SLOTS, _POSITIONS = (ARRAY_NAMES.index(name) for name in ARRAY_NAMES[1:])
 
 
@@ -30,18 +28,19 @@ class CacheEntry:
     """The last plan of one decode layout.
 
     The arrays whose size is fixed by the rows are one run (`_fixed`), to which a step adds the same each time but for
-    the slots of rows that cross a page. Page indices are kept apart, all plan labels one after another, and change only
-    where a row crosses a page.
+    the slots of rows that cross a page. Page indices are kept apart, plan label by plan label, and change only where a
+    row crosses a page.
 
     Args:
         rows: the layout.
-        sizes: of its last plan; `num_pages` becomes the entry's own.
+        sizes: of its last plan.
         items: the buffer set that plan was written to, int32.
         page_size: tokens a page holds.
         length_identities: the streams' length identities, int64 [num_stream_rows].
         touch: what `StreamTable.touched` holds for its streams while nothing else touches them.
 
     Attributes:
+        num_touches: `StreamTable.num_touches` when nothing else had touched its streams, or -1.
         tally: hits and misses of this layout, for as long as it stays in the cache.
         extents: where the arrays stand, for the state the entry is in.
         num_bytes: bytes of the whole run, for the state the entry is in.
@@ -61,18 +60,19 @@ class CacheEntry:
         self.rows = rows
         self.length_identities = length_identities
         self.touch = touch
+        self.num_touches = -1
         self.tally = CacheTally()
         self.extents = sizes.extents
         self.num_bytes = sizes.num_bytes
         self.num_steps = 0
         self._page_size = page_size
-        self._bounds = list(sizes.index_bounds)
+        self._slots_a_page = np.int32(page_size)
         self._fixed = items[: self.extents[0].offsets[_KV_INDICES] // ITEM_BYTES].copy()
-        self._indices = np.concatenate([views_of(extent, items)[_KV_INDICES] for extent in self.extents])
-        self._num_pages = sizes.num_pages
+        self._fixed_memory = self._fixed.data
+        self._indices = [views_of(extent, items)[_KV_INDICES].copy().data for extent in self.extents]
+        self._first_num_pages = sizes.num_pages
         self._first_kv_lens = sizes.kv_lens
         self._content = object()  # another one whenever the indices change
-        self._ends: IntArray = np.cumsum(sizes.num_pages, dtype=np.intp)
         self._page_ranks = None if rows.page_order is None else np.argsort(rows.page_order)
         # What only later steps need is made at the first of them.
         self._items: DecodeItems | None = None
@@ -96,33 +96,42 @@ class CacheEntry:
 
     def count_pages(self, crossing: Crossing) -> Int32Array:
         """Returns the pages that the crossing rows need, in the order in which they are given, int32."""
-        needed: Int32Array = self._num_pages[crossing.ordered_rows] + _ONE
+        num_more = np.int32(self.num_steps // self._page_size + 1)
+        needed: Int32Array = self._first_num_pages[crossing.ordered_rows] + num_more
         return needed
 
     def measure_next(self, crossing: Crossing | None) -> int:
         """Returns an upper bound for the bytes of the next step's plan."""
         if crossing is None:
             return self.num_bytes
-        return self.num_bytes + len(crossing.rows) * ITEM_BYTES + len(self.extents) * ALIGNMENT_BYTES
+        return self.num_bytes + len(crossing.end_items) * ITEM_BYTES + len(self.extents) * ALIGNMENT_BYTES
 
-    def advance(self, tables: PageTables, crossing: Crossing | None) -> None:
-        """Moves the entry on by one step; the crossing rows' streams hold their new page already."""
+    def advance(self, streams: StreamTable, crossing: Crossing | None, pages: Int32Array | None = None) -> None:
+        """Moves the entry on by one step.
+
+        Args:
+            streams: the session's streams; those of the crossing rows hold their new page already.
+            crossing: from `next_crossing`.
+            pages: these new pages, in the order in which they were given, int32; None to read them from the tables.
+        """
         assert self._items is not None
-        self.tally.num_hits += 1
-        self.num_steps += 1
         if crossing is None:
             self._fixed += self._items.increments
         else:
-            self._cross(tables, crossing)
+            if pages is None:
+                pages = streams.tables.read(crossing.growth.streams, self.count_pages(crossing) - 1)
+            self._cross(streams, crossing, pages)
+        self.tally.num_hits += 1
+        self.num_steps += 1
 
     def write(self, buffer_set: BufferSet) -> None:
         """Writes the plan; indices only if the set does not hold them from an earlier step."""
-        items = buffer_set.items
-        items[: len(self._fixed)] = self._fixed
+        memory = buffer_set.memory
+        memory[: len(self._fixed_memory)] = self._fixed_memory
         if buffer_set.content is not self._content:
-            for extent, start, end in zip(self.extents, self._bounds, self._bounds[1:], strict=False):
-                first = extent.offsets[_KV_INDICES] // ITEM_BYTES
-                items[first : first + end - start] = self._indices[start:end]
+            for i, indices in enumerate(self._indices):
+                first = self.extents[i].offsets[_KV_INDICES] // ITEM_BYTES
+                memory[first : first + len(indices)] = indices
             buffer_set.content = self._content
 
     def corrupt(self) -> None:
@@ -159,30 +168,37 @@ class CacheEntry:
             lasts=all_places[0], slots=all_places[1], increments=increments, kv_indptrs=tuple(kv_indptrs)
         )
 
-    def _cross(self, tables: PageTables, crossing: Crossing) -> None:
-        rows = crossing.rows
-        pages = tables.arena[tables.starts[crossing.streams] + self._num_pages[rows]]
+    def _cross(self, streams: StreamTable, crossing: Crossing, pages: Int32Array) -> None:
+        if crossing.places is not None:
+            pages = pages[crossing.places]
+        ends = self._fixed[crossing.end_items].tolist()
         self._fixed += crossing.increments
-        self._fixed[crossing.slot_items] = pages * np.int32(self._page_size)
-        self._num_pages[rows] += _ONE
-        if len(rows) > _FEW_CROSSINGS + len(self._indices) // _PAGES_A_SPLICE:
-            self._indices = gather_indices(tables.starts[self.rows.streams], self._num_pages, tables.arena)
-        else:
-            self._indices = _splice(self._indices, self._ends[rows], pages)
-        self._ends += crossing.added
+        self._fixed[crossing.slot_items] = pages * self._slots_a_page
+        page_memory = pages.data
+        for i, (first, end) in enumerate(pairwise(crossing.bounds)):
+            if end - first > _FEW_CROSSINGS + len(self._indices[i]) // _PAGES_A_SPLICE:
+                self._indices[i] = self._gather(streams.tables, i)
+            elif first < end:
+                self._indices[i] = splice(self._indices[i], ends[first:end], page_memory[first:end])
         self._content = object()
-        self._shift_bounds(crossing.num_added)
+        self._place_indices()
 
-    def _shift_bounds(self, num_added: Sequence[int]) -> None:
-        """Makes room for the pages that were added before the end of each plan label."""
+    def _gather(self, tables: PageTables, label: int) -> "memoryview[int]":
+        """Returns a plan label's indices, read from the page tables again."""
+        rows = slice(self.rows.bounds[label], self.rows.bounds[label + 1])
+        num_pages = np.diff(views_of(self.extents[label], self._fixed)[_KV_INDPTR])
+        return gather_indices(tables.starts[self.rows.streams[rows]], num_pages, tables.arena).data
+
+    def _place_indices(self) -> None:
+        """Places each plan label's indices behind those of the one before."""
         extents = []
         start = self.extents[0].offsets[_KV_INDICES]
-        for i, (extent, added) in enumerate(zip(self.extents, num_added, strict=True)):
-            self._bounds[i + 1] += added
-            num_indices = self._bounds[i + 1] - self._bounds[i]
-            offsets = (*extent.offsets[:_KV_INDICES], start, *extent.offsets[_KV_INDICES + 1 :])
-            extents.append(ArraysExtent(extent.name, extent.num_rows, extent.num_tokens, num_indices, offsets))
-            start += -(-num_indices * ITEM_BYTES // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        for i, indices in enumerate(self._indices):
+            name, num_rows, num_tokens, _, offsets = self.extents[i]
+            if offsets[_KV_INDICES] != start:
+                offsets = (*offsets[:_KV_INDICES], start, *offsets[_KV_INDICES + 1 :])
+            extents.append(ArraysExtent(name, num_rows, num_tokens, len(indices), offsets))
+            start += -(-len(indices) * ITEM_BYTES // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self.extents = tuple(extents)
         self.num_bytes = start
 
@@ -201,14 +217,24 @@ class PlanCache:
         self.tally = CacheTally()
         self._num_entries = num_entries
         self._entries: OrderedDict[tuple[tuple[PlanLabelRows, ...], bytes], CacheEntry] = OrderedDict()
+        self._last_hit: tuple[LayoutRows, CacheEntry] | None = None  # of the last `find`, if it was one
 
     @property
     def entries(self) -> tuple[CacheEntry, ...]:
         """The entries, the last used first."""
         return tuple(reversed(self._entries.values()))
 
+    def find_rows(self, layout: StepLayout) -> LayoutRows | None:
+        """Returns the rows of a layout that is kept, whether its next plan follows from the last one or not."""
+        entry = self._entries.get(_key_of(layout))
+        return entry.rows if entry is not None and is_plain(layout) else None
+
     def find(self, rows: LayoutRows, streams: StreamTable) -> CacheEntry | MissReason:
         """Returns the entry that the layout's next plan follows from, or why there is none."""
+        last_hit, self._last_hit = self._last_hit, None
+        if last_hit is not None and last_hit[0] is rows and last_hit[1].num_touches == streams.num_touches:
+            self._last_hit = last_hit
+            return last_hit[1]
         layout = rows.layout
         if not rows.is_decode:
             return MissReason.NOT_DECODE
@@ -216,7 +242,7 @@ class PlanCache:
             return MissReason.FORK
         if not layout.commit:
             return MissReason.NOT_COMMITTING
-        key = _key_of(rows)
+        key = _key_of(rows.layout)
         entry = self._entries.get(key)
         if entry is None:
             last = next(reversed(self._entries.values()), None)
@@ -226,11 +252,14 @@ class PlanCache:
         is_other = touched != entry.touch
         if np.count_nonzero(is_other):  # a tenth of what any() takes on a few rows
             return _REASONS.get(int(touched[is_other][0]), MissReason.STREAM_CHANGED)
+        entry.num_touches = streams.num_touches
+        self._last_hit = (rows, entry)
         return entry
 
     def store(self, entry: CacheEntry) -> None:
         """Keeps an entry, in the place of an older one for the same layout."""
-        key = _key_of(entry.rows)
+        self._last_hit = None
+        key = _key_of(entry.rows.layout)
         if key in self._entries:
             entry.tally = self._entries[key].tally
         self._entries[key] = entry
@@ -241,35 +270,23 @@ class PlanCache:
     def count_miss(self, rows: LayoutRows, reason: MissReason) -> None:
         """Counts a plan that was made from scratch, in all and for its layout if that is kept."""
         self.tally.count_miss(reason)
-        entry = self._entries.get(_key_of(rows))
+        entry = self._entries.get(_key_of(rows.layout))
         if entry is not None:
             entry.tally.count_miss(reason)
 
     def remove(self, entry: CacheEntry) -> None:
         """Forgets an entry."""
-        self._entries.pop(_key_of(entry.rows), None)
+        self._last_hit = None
+        self._entries.pop(_key_of(entry.rows.layout), None)
 
 
 _REASONS = {int(Touch.DISCARDED): MissReason.DISCARDED, int(Touch.FORKED): MissReason.FORK}
 
 
-def is_cacheable(rows: LayoutRows) -> bool:
-    """Whether the layout's next step follows from this one."""
-    layout = rows.layout
-    return rows.is_decode and layout.commit and not layout.forks_before and not layout.forks_after
+def is_plain(layout: StepLayout) -> bool:
+    """Whether a layout does nothing but add its tokens."""
+    return layout.commit and not layout.forks_before and not layout.forks_after
 
 
-def _key_of(rows: LayoutRows) -> tuple[tuple[PlanLabelRows, ...], bytes]:
-    return rows.layout.plan_labels, rows.layout.page_order
-
-
-def _splice(indices: Int32Array, places: npt.NDArray[np.intp], pages: Int32Array) -> Int32Array:
-    """Returns `indices` with `pages[i]` inserted before what stood at `places[i]` (rising)."""
-    result = np.empty(len(indices) + len(pages), dtype=np.int32)
-    previous = 0
-    for i, place in enumerate(places.tolist()):
-        result[previous + i : place + i] = indices[previous:place]
-        previous = place
-    result[previous + len(pages) :] = indices[previous:]
-    result[places + np.arange(len(pages))] = pages
-    return result
+def _key_of(layout: StepLayout) -> tuple[tuple[PlanLabelRows, ...], bytes]:
+    return layout.plan_labels, layout.page_order

@@ -1,11 +1,13 @@
 """The rows of a cached decode layout that cross a page at the same step, and what such a step changes each time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from planner_service.core.layout import Int32Array
+from planner_service.core.lead import Growth
 from planner_service.core.page_tables import IntArray
 from planner_service.core.rows import LayoutRows
 
@@ -14,24 +16,22 @@ class Crossing(NamedTuple):
     """Rows that need one more page at the same step; `page_size` steps later they do again.
 
     Args:
-        rows: the rows, rising, intp [n].
-        streams: their streams, intp [n].
-        ordered_rows: the rows in the order in which they are given pages, intp [n].
-        ordered_streams: their streams in that order, intp [n].
-        slot_items: the items of a plan where their tokens' slots stand, intp [n].
+        growth: their streams, in the order in which they are given pages.
+        ordered_rows: the rows in that order, intp [n].
+        places: the place in that order of each row, rows rising, intp [n]; None if the two orders are one.
+        end_items: the items of a plan where their `paged_kv_indptr` ends stand, rows rising, intp [n].
+        slot_items: the items where their tokens' slots stand, intp [n].
+        bounds: where each plan label's rows start among these, with the end.
         increments: what the step adds to a plan's items of fixed size, page crossings included, int32.
-        added: how many of these rows stand at or before each row of the layout, int32 [num_rows].
-        num_added: how many stand before the end of each plan label.
     """
 
-    rows: IntArray
-    streams: IntArray
+    growth: Growth
     ordered_rows: IntArray
-    ordered_streams: IntArray
+    places: IntArray | None
+    end_items: IntArray
     slot_items: IntArray
+    bounds: tuple[int, ...]
     increments: Int32Array
-    added: Int32Array
-    num_added: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +80,34 @@ def build_crossing(
         page_size: tokens a page holds.
     """
     all_rows = places if rows.stream_rows is None else rows.stream_rows[places]
-    ordered = places if page_ranks is None else places[np.argsort(page_ranks[places])]
+    order = None if page_ranks is None else np.argsort(page_ranks[places])
+    ordered = places if order is None else places[order]
     added = np.zeros(len(rows.streams), dtype=np.int32)
     added[all_rows] = 1
-    np.cumsum(added, dtype=np.int32, out=added)
     increments = items.increments.copy()
     increments[items.lasts[places]] = 1 - page_size  # from a full page to one token
-    num_added: list[int] = []
+    bounds = np.searchsorted(all_rows, rows.bounds).tolist()
+    end_items = []
     for i, (first, end) in enumerate(items.kv_indptrs):
-        of_label = added[rows.bounds[i] : rows.bounds[i + 1]]
-        increments[first:end] = of_label
-        if num_added:
-            increments[first:end] -= num_added[-1]
-        num_added.append(int(of_label[-1]))
+        np.cumsum(added[rows.bounds[i] : rows.bounds[i + 1]], dtype=np.int32, out=increments[first:end])
+        end_items.append(all_rows[bounds[i] : bounds[i + 1]] + (first - rows.bounds[i]))
     return Crossing(
-        rows=all_rows,
-        streams=rows.row_streams[places],
+        growth=Growth(rows.row_streams[ordered]),
         ordered_rows=ordered if rows.stream_rows is None else rows.stream_rows[ordered],
-        ordered_streams=rows.row_streams[ordered],
+        places=None if order is None else np.argsort(order),
+        end_items=np.concatenate(end_items),
         slot_items=items.slots[places],
+        bounds=tuple(bounds),
         increments=increments,
-        added=added,
-        num_added=tuple(num_added),
     )
+
+
+def splice(indices: "memoryview[int]", ends: Sequence[int], pages: "memoryview[int]") -> "memoryview[int]":
+    """Returns `indices` with `pages[i]` inserted before what stood at `ends[i]` (rising)."""
+    parts: list[memoryview[int]] = []
+    previous = 0
+    for i, end in enumerate(ends):
+        parts += (indices[previous:end], pages[i : i + 1])
+        previous = end
+    parts.append(indices[previous:])
+    return memoryview(b"".join(parts)).cast("i")

@@ -24,13 +24,16 @@ class PageTables:
         arena: the pages of all tables, int32.
         starts: where each stream's table starts in the arena, intp [max_streams + 1].
         num_held: the pages in each table, int32 [max_streams + 1].
+        capacities: the pages each has room for where it starts, int32 [max_streams + 1].
+        num_moves: how often tables have been moved; what was found out of starts and capacities holds until then.
     """
 
     def __init__(self, max_streams: int) -> None:
         self.arena: Int32Array = np.zeros(_FIRST_ARENA, dtype=np.int32)
         self.starts: IntArray = np.zeros(max_streams + 1, dtype=np.intp)
         self.num_held: Int32Array = np.zeros(max_streams + 1, dtype=np.int32)
-        self._capacities: Int32Array = np.zeros(max_streams + 1, dtype=np.int32)
+        self.capacities: Int32Array = np.zeros(max_streams + 1, dtype=np.int32)
+        self.num_moves = 0
         self._free_starts: dict[int, list[int]] = {}  # by capacity
         self._arena_used = 0
         self.reserve_sink(_FIRST_SINK)
@@ -40,13 +43,23 @@ class PageTables:
         if num_pages > self.num_held[-1]:
             sink = np.array([-1], dtype=np.intp)
             self._grow(sink, np.array([num_pages]))
-            self.num_held[-1] = self._capacities[-1]
+            self.num_held[-1] = self.capacities[-1]
             self.arena[self.starts[-1] : self.starts[-1] + self.num_held[-1]] = 0
 
     def pages_of(self, stream: int) -> Int32Array:
         """Returns a copy of one stream's table, int32 [num_held]."""
         start = self.starts[stream]
         return self.arena[start : start + self.num_held[stream]].copy()
+
+    def read(self, streams: IntArray, indices: IntArray | Int32Array) -> Int32Array:
+        """Returns one page of each table, int32 [n].
+
+        Args:
+            streams: the streams, intp [n].
+            indices: the place of the page in each table, [n].
+        """
+        pages: Int32Array = self.arena[self.starts[streams] + indices]
+        return pages
 
     def append(self, streams: IntArray, counts: Int32Array, pages: Int32Array) -> None:
         """Appends pages to tables.
@@ -58,7 +71,7 @@ class PageTables:
         """
         held = self.num_held[streams]
         wanted = held + counts
-        is_full = wanted > self._capacities[streams]
+        is_full = wanted > self.capacities[streams]
         if np.count_nonzero(is_full):
             self._grow(streams[is_full], wanted[is_full])
         places = self.starts[streams] + held
@@ -85,26 +98,27 @@ class PageTables:
     def remove(self, stream: int) -> Int32Array:
         """Empties a table, gives its extent up and returns its pages, in order."""
         pages = self.cut(stream, 0)
-        capacity = int(self._capacities[stream])
+        capacity = int(self.capacities[stream])
         if capacity:
             self._free_starts.setdefault(capacity, []).append(int(self.starts[stream]))
-            self._capacities[stream] = 0
+            self.capacities[stream] = 0
         return pages
 
     def _grow(self, streams: IntArray, wanted: npt.NDArray[np.integer]) -> None:
         """Moves tables to extents that hold `wanted` pages; loops over extent sizes, not over streams."""
         capacities = np.left_shift(1, np.ceil(np.log2(wanted + _ROOM)).astype(np.int32), dtype=np.int32)
         new_starts = np.empty(len(streams), dtype=np.intp)
-        for capacity in np.unique(capacities).tolist():
+        for capacity in set(capacities.tolist()):  # np.unique imports a module of 3 MB, at the first plan
             is_size = capacities == capacity
             new_starts[is_size] = self._take_extents(capacity, int(np.count_nonzero(is_size)))
         held = self.num_held[streams]
         self.arena[_ragged(new_starts, held)] = self.arena[_ragged(self.starts[streams], held)]
-        old_capacities = self._capacities[streams]
-        for capacity in np.unique(old_capacities[old_capacities > 0]).tolist():
+        old_capacities = self.capacities[streams]
+        for capacity in set(old_capacities[old_capacities > 0].tolist()):
             self._free_starts.setdefault(capacity, []).extend(self.starts[streams[old_capacities == capacity]].tolist())
+        self.num_moves += 1
         self.starts[streams] = new_starts
-        self._capacities[streams] = capacities
+        self.capacities[streams] = capacities
 
     def _take_extents(self, capacity: int, count: int) -> IntArray:
         free = self._free_starts.get(capacity, [])

@@ -7,19 +7,19 @@ import numpy as np
 from planner_service.core.arrays import ITEM_BYTES
 from planner_service.core.attempt import PlanAttempt, count_pages
 from planner_service.core.builder import PlanSizes, measure_plan, write_plan
-from planner_service.core.cache import DEFAULT_NUM_ENTRIES, CacheEntry, PlanCache, is_cacheable
+from planner_service.core.cache import DEFAULT_NUM_ENTRIES, CacheEntry, PlanCache, is_plain
 from planner_service.core.capture import build_capture
 from planner_service.core.crossings import Crossing
-from planner_service.core.layout import Drop, Int32Array, StreamOperation, Truncate
-from planner_service.core.page_tables import IntArray
+from planner_service.core.layout import Int32Array, StepLayout, StreamOperation
+from planner_service.core.operations import apply_operation
 from planner_service.core.pages import SINK_PAGE, PagePool
 from planner_service.core.plan import BuiltPlan, CacheMode, PlanSource
 from planner_service.core.ring import BufferSet
-from planner_service.core.rows import LayoutRows
+from planner_service.core.rows import LayoutRows, build_rows, check_repeat
 from planner_service.core.steps import StepInFlight, StepsInFlight
 from planner_service.core.streams import StreamTable, Touch
 from planner_service.core.verify import find_mismatches
-from planner_service.errors import DrillRefusedError, LayoutError, OutOfPagesError, ProtocolError
+from planner_service.errors import DrillRefusedError, LayoutError, OutOfPagesError
 
 FindSet = Callable[[int], BufferSet]  # (num_bytes)
 
@@ -57,11 +57,23 @@ class Planner:
         self._is_verifying = cache_mode is CacheMode.VERIFY
         self._num_layouts = 0
 
+    def read(self, layout: StepLayout) -> LayoutRows:
+        """Returns the rows of a layout, to plan one or more of its steps.
+
+        Raises:
+            LayoutError: the layout breaks a rule that does not depend on the session's state.
+        """
+        known = None if self.cache is None else self.cache.find_rows(layout)
+        if known is None:
+            return build_rows(layout, self.streams.max_streams)
+        check_repeat(layout)
+        return known
+
     def plan(self, rows: LayoutRows, step_id: int, find_set: FindSet) -> BuiltPlan:
         """Plans one step and puts it in flight.
 
         Args:
-            rows: its layout.
+            rows: its layout, from `read`.
             step_id: higher than that of every step before.
             find_set: gives the buffer set for a plan of so many bytes.
 
@@ -99,10 +111,7 @@ class Planner:
         Raises:
             ProtocolError: it names a stream out of range, or a length it cannot be cut to.
         """
-        if isinstance(operation, Truncate):
-            self._truncate(operation)
-        else:
-            self._drop(operation)
+        self._give_back(apply_operation(operation, self.streams, self.steps, self.page_size))
 
     def drill_mismatch(self) -> None:
         """Makes the cached plan that is used next wrong, so that it is found; the full one is served as ever.
@@ -141,7 +150,7 @@ class Planner:
             attempt.replace_shared_pages()
             streams.tables.reserve_sink(-(-rows.max_padding_span // self.page_size))
             sizes = measure_plan(rows, streams.planned, self.page_size)
-            attempt.reserve(*_order_pages(rows, sizes.num_pages))
+            attempt.reserve(*rows.order_pages(sizes.num_pages))
             buffer_set = find_set(sizes.num_bytes)
             buffer_set.content = None
             write_plan(rows, sizes, streams.tables, self.page_size, buffer_set.items)
@@ -159,7 +168,7 @@ class Planner:
             raise
         self._touch(rows, step_id)
         self.steps.add(step)
-        if self.cache is not None and is_cacheable(rows):
+        if self.cache is not None and rows.is_decode and is_plain(rows.layout):
             self.cache.store(self._build_entry(rows, sizes, buffer_set, step))
         return BuiltPlan(
             buffer_set=buffer_set,
@@ -170,22 +179,46 @@ class Planner:
         )
 
     def _plan_cached(self, entry: CacheEntry, crossing: Crossing | None, step_id: int, find_set: FindSet) -> BuiltPlan:
-        rows, streams = entry.rows, self.streams
-        step = StepInFlight(step_id, True, rows.row_streams, rows.row_spans, entry.length_identities)
-        reservation = (
-            None if crossing is None else streams.reserve(crossing.ordered_streams, entry.count_pages(crossing))
-        )
+        streams = self.streams
+        growth = None if crossing is None else crossing.growth
+        pages = None if growth is None else streams.try_grow(growth)
+        if crossing is not None and pages is None:
+            return self._plan_crossing(entry, crossing, step_id, find_set)
+        try:
+            buffer_set = find_set(entry.measure_next(crossing))
+        except LayoutError:
+            if growth is not None and pages is not None:
+                streams.ungrow(growth, pages)
+            raise
+        return self._advance(entry, crossing, pages, step_id, buffer_set)
+
+    def _plan_crossing(self, entry: CacheEntry, crossing: Crossing, step_id: int, find_set: FindSet) -> BuiltPlan:
+        """Plans a cached step whose rows' next pages are not known to follow on the ones they have."""
+        streams, growth = self.streams, crossing.growth
+        num_pages = entry.count_pages(crossing)
+        reservation = streams.reserve(growth.streams, num_pages)
         try:
             buffer_set = find_set(entry.measure_next(crossing))
         except LayoutError:
             if reservation is not None:
                 streams.unreserve(reservation)
             raise
-        entry.advance(streams.tables, crossing)
+        streams.find_places(growth, num_pages)
+        return self._advance(entry, crossing, None, step_id, buffer_set)
+
+    def _advance(
+        self,
+        entry: CacheEntry,
+        crossing: Crossing | None,
+        pages: Int32Array | None,
+        step_id: int,
+        buffer_set: BufferSet,
+    ) -> BuiltPlan:
+        rows = entry.rows
+        entry.advance(self.streams, crossing, pages)
         entry.write(buffer_set)
-        streams.planned[rows.row_streams] += _ONE
-        streams.last_step[rows.row_streams] = step_id
-        self.steps.add(step)
+        self.streams.plan_cached(rows.row_streams, entry.length_identities, step_id)
+        self.steps.add(StepInFlight(step_id, True, rows.row_streams, rows.row_spans, entry.length_identities))
         return BuiltPlan(buffer_set, entry.extents, entry.num_bytes, PlanSource.CACHED)
 
     def _build_entry(self, rows: LayoutRows, sizes: PlanSizes, buffer_set: BufferSet, step: StepInFlight) -> CacheEntry:
@@ -204,7 +237,7 @@ class Planner:
         is_drill, self.is_drill_pending = self.is_drill_pending, False
         if is_drill:
             entry.corrupt()
-        entry.advance(self.streams.tables, crossing)
+        entry.advance(self.streams, crossing)
         shadow = BufferSet(0, 0, np.empty(entry.num_bytes // ITEM_BYTES, dtype=np.int32))
         entry.write(shadow)
         cached_arrays = (entry.extents, shadow.items)
@@ -232,51 +265,16 @@ class Planner:
     def _touch(self, rows: LayoutRows, step_id: int) -> None:
         self._num_layouts += 1
         streams = self.streams
-        streams.touched[rows.row_streams] = self._num_layouts
+        streams.touch(rows.row_streams, self._num_layouts)
         streams.exists[rows.row_streams] = True
         streams.last_step[rows.row_streams] = step_id
         for fork in (*rows.layout.forks_before, *rows.layout.forks_after):
             streams.last_step[[fork.source, fork.target]] = step_id
-            streams.touched[fork.target] = Touch.FORKED
+            streams.touch(fork.target, Touch.FORKED)
 
     def _give_back(self, ended: Iterable[Int32Array]) -> None:
         for pages in ended:
             self.pool.give_back(pages)
 
-    def _truncate(self, operation: Truncate) -> None:
-        stream, length = operation.stream, operation.length
-        streams = self.streams
-        self._require_stream(stream)
-        committed = int(streams.committed[stream])
-        if not 0 <= length <= committed:
-            raise ProtocolError(f"stream {stream} cannot be cut to {length} tokens: {committed} are committed")
-        if not streams.exists[stream]:
-            return
-        pages = streams.cut(stream, length, -(-length // self.page_size))
-        self._give_back(self.steps.retire(pages, int(streams.last_step[stream])))
-
-    def _drop(self, operation: Drop) -> None:
-        streams = self.streams
-        if len(operation.streams) % 4:
-            raise ProtocolError(f"the streams to drop have {len(operation.streams)} bytes, not a multiple of 4")
-        for stream in np.frombuffer(operation.streams, dtype="<i4").tolist():
-            self._require_stream(stream)
-            if streams.exists[stream]:
-                pages = streams.remove(stream)
-                self._give_back(self.steps.retire(pages, int(streams.last_step[stream])))
-
-    def _require_stream(self, stream: int) -> None:
-        if not 0 <= stream < self.streams.max_streams:
-            raise ProtocolError(f"stream {stream} is outside 0..{self.streams.max_streams - 1}")
-
-
-def _order_pages(rows: LayoutRows, num_pages: Int32Array) -> tuple[IntArray, Int32Array]:
-    """Returns the streams of a layout and the pages each needs, in the order in which they are given."""
-    num_needed = num_pages if rows.stream_rows is None else num_pages[rows.stream_rows]
-    if rows.page_order is None:
-        return rows.row_streams, num_needed
-    return rows.row_streams[rows.page_order], num_needed[rows.page_order]
-
 
 _NO_IDENTITIES = np.empty(0, dtype=np.int64)
-_ONE = np.int32(1)

@@ -49,6 +49,17 @@ class LayoutRows:
     is_all_ones: bool
     max_padding_span: int
 
+    def order_pages(self, num_pages: Int32Array) -> tuple[IntArray, Int32Array]:
+        """Returns the streams and the pages each needs, in the order in which they are given, intp and int32.
+
+        Args:
+            num_pages: pages each row needs, int32 [num_rows].
+        """
+        num_needed = num_pages if self.stream_rows is None else num_pages[self.stream_rows]
+        if self.page_order is None:
+            return self.row_streams, num_needed
+        return self.row_streams[self.page_order], num_needed[self.page_order]
+
 
 def build_rows(layout: StepLayout, max_streams: int) -> LayoutRows:
     """Checks a layout and turns it into arrays.
@@ -95,6 +106,18 @@ def build_rows(layout: StepLayout, max_streams: int) -> LayoutRows:
     )
 
 
+def check_repeat(layout: StepLayout) -> None:
+    """Checks how often a layout is to be planned.
+
+    Raises:
+        InvalidLayoutError: too often, or more than once though it may not be.
+    """
+    if not 1 <= layout.repeat <= MAX_REPEAT:
+        raise InvalidLayoutError(f"repeat {layout.repeat} is outside 1..{MAX_REPEAT}")
+    if layout.repeat > 1 and (not layout.commit or layout.forks_before or layout.forks_after):
+        raise InvalidLayoutError(f"repeat {layout.repeat} needs a committing layout without forks")
+
+
 def _check_shape(layout: StepLayout) -> None:
     if not layout.plan_labels:
         raise InvalidLayoutError("the layout has no plan label; at least one is needed")
@@ -109,10 +132,7 @@ def _check_shape(layout: StepLayout) -> None:
     if len(set(names)) != len(names):
         twice = next(name for name, count in Counter(names).items() if count > 1)
         raise InvalidLayoutError(f"the plan labels are not all different: {twice!r} stands there more than once")
-    if not 1 <= layout.repeat <= MAX_REPEAT:
-        raise InvalidLayoutError(f"repeat {layout.repeat} is outside 1..{MAX_REPEAT}")
-    if layout.repeat > 1 and (not layout.commit or layout.forks_before or layout.forks_after):
-        raise InvalidLayoutError(f"repeat {layout.repeat} needs a committing layout without forks")
+    check_repeat(layout)
 
 
 def _check_forks(forks: Sequence[Fork], max_streams: int) -> None:

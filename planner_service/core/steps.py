@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner_service.core.layout import Int32Array
+from planner_service.core.layout import Int32Array, Int64Array
 from planner_service.core.page_tables import IntArray
-from planner_service.core.streams import Int64Array, StreamTable, TakenTable, Touch
+from planner_service.core.streams import StreamTable, TakenTable, Touch
 
 
 @dataclass(slots=True)
@@ -103,6 +103,9 @@ class StepsInFlight:
         ended: list[Int32Array] = []
         while self._steps and self._steps[0].step_id <= step_id:
             step = self._steps.popleft()
+            is_plain = step.commit and not step.forks and not step.replacements
+            if is_plain and self._streams.try_commit_cached(step.length_identities):
+                continue
             self._commit(step)
             ended += [np.array([item.old_page], dtype=np.int32) for item in step.replacements]
             ended += [fork.taken.pages for fork in step.forks if len(fork.taken.pages)]
@@ -137,6 +140,8 @@ class StepsInFlight:
                 holders[item.old_page] += 1
 
     def _end_holds(self) -> list[Int32Array]:
+        if not self._held:
+            return []
         first = self._steps[0].step_id if self._steps else None
         ended = [pages for hold, pages in self._held if first is None or hold < first]
         if ended:
@@ -190,7 +195,7 @@ class StepsInFlight:
         if step.commit:
             is_same = streams.length_identities[step.streams] == step.length_identities
             streams.planned[step.streams[is_same]] -= step.spans[is_same]
-        streams.touched[step.streams] = Touch.DISCARDED
+        streams.touch(step.streams, Touch.DISCARDED)
         for item in reversed(step.replacements):
             ended += self._undo_replacement(item)
         for fork in reversed(step.forks):
@@ -205,7 +210,7 @@ class StepsInFlight:
         pages = streams.put_back(fork.target, fork.taken)
         # What the step itself reserved for a new stream stays with it, so the stream stays too.
         streams.exists[fork.target] |= len(fork.taken.pages) > 0
-        streams.touched[fork.target] = Touch.DISCARDED
+        streams.touch(fork.target, Touch.DISCARDED)
         return [pages] if len(pages) else []
 
     def _undo_replacement(self, item: PageReplacement) -> list[Int32Array]:

@@ -111,6 +111,34 @@ def test_a_planner_imports_neither_torch_nor_transformers() -> None:
     assert {"torch", "transformers", "gguf", "safetensors"}.isdisjoint(modules)
 
 
+def test_a_first_session_imports_nothing() -> None:
+    """What its plans need is there when the planner is ready: numpy imports some of itself late, in 50 ms and 3 MB."""
+    program = """if True:
+        import sys
+        import planner_service.server
+        import numpy as np
+        from planner_service.core.layout import Fork, PlanLabelRows, StepLayout
+        from planner_service.core.plan import CacheMode
+        from planner_service.core.planner import Planner
+        from planner_service.core.ring import BufferSet
+        before = set(sys.modules)
+        planner = Planner(page_size=4, num_pages=64, max_streams=4, cache_mode=CacheMode.VERIFY)
+        streams = np.arange(2, dtype="<i4").tobytes()
+        for step_id in range(1, 40):
+            spans = np.array([7, 5], dtype="<i4").tobytes() if step_id == 1 else b""
+            forks = (Fork(0, 2),) if step_id == 9 else ()
+            layout = StepLayout(step_id, (PlanLabelRows("main", streams, spans),), forks_after=forks)
+            buffer_set = BufferSet(1, 0, np.zeros(1024, dtype=np.int32))
+            planner.plan(planner.read(layout), step_id, lambda _: buffer_set)
+            planner.commit_through(step_id)
+        print(planner.cache.tally.num_hits, *set(sys.modules) - before)
+    """
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    num_hits, *imported = result.stdout.split()
+    assert int(num_hits) > 30
+    assert imported == []
+
+
 def test_a_session_of_65536_pages_fits_120_megabytes(own_planner: PlannerProcess) -> None:
     """Nearly all pages handed out to 128 streams, then a decode step: the process never had more."""
     with own_planner.open_channel() as channel:

@@ -143,10 +143,13 @@ class MirroredSession:
 
     Args:
         options: the session's.
+        replies_a_look: after how many replies the session's state is compared with the twin's; plans always are.
     """
 
-    def __init__(self, options: SessionOptions) -> None:
+    def __init__(self, options: SessionOptions, *, replies_a_look: int = 1) -> None:
         self.options = options
+        self._replies_a_look = replies_a_look
+        self._num_replies = 0
         self.clock = FakeClock()
         self.observer = RecordingObserver()
         self.regions: dict[int, PlainRegion] = {}
@@ -282,7 +285,12 @@ class MirroredSession:
             else:
                 self._absorb_failure(run, result)
         self._drain()
-        self._check()
+        for published in self.leased.values():
+            assert self._content(published.handle) == published.content, "a leased set has changed"
+        assert len(self.observer.mismatches) == self.observer.num_drilled
+        self._num_replies += 1
+        if self._num_replies % self._replies_a_look == 0:
+            self.check()
 
     def _absorb_failure(self, run: _Run, failed: PlanFailed) -> None:
         assert failed.num_steps == run.end_step - run.next_step
@@ -357,14 +365,11 @@ class MirroredSession:
                             f"{other.expected.step_id}"
                         )
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Compares everything the session shows with the twin."""
         self.session.check_integrity()
-        for published in self.leased.values():
-            assert self._content(published.handle) == published.content, "a leased set has changed"
         dump = self.session.dump()
         assert [lease.step_id for lease in dump.leases] == list(self.leased)
-        assert len(self.observer.mismatches) == self.observer.num_drilled
         if self.queue:
             assert len(self.leased) == self.options.ring_depth, "a step waits though a set is free"
             return

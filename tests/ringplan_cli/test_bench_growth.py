@@ -41,6 +41,14 @@ def test_what_one_more_takes_is_found_from_differences() -> None:
     assert memory == MemoryCost(stream=100.0, page=7.0, session=5_000.0, session_region=3_000.0)
 
 
+def test_a_planner_that_gave_memory_back_is_an_outlier() -> None:
+    """One case whose memory is far below the others does not change what a session takes."""
+    lower = ScaleFigures("case", 0, 0, 32 * 3_000, 500.0)
+    sessions = [*((count, _weighed(0, 0, count)) for count in (1, 2, 4, 8, 16)), (32, lower)]
+    memory = weigh(_weighed(10, 100), _weighed(60, 700), _weighed(10, 5_000), 50, sessions)
+    assert (memory.session, memory.session_region) == (5_000.0, 3_000.0)
+
+
 def test_bench_growth_measures_prints_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run over few sizes on real planner processes; the picture is a PNG, and the document has every figure."""
     for name, sizes in (("ROWS", (2,)), ("PAGES", (1,)), ("LABELS", (1, 2)), ("SESSIONS", (1, 2))):

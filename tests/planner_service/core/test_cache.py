@@ -19,8 +19,8 @@ CD = (pack_rows("main", [(2, 1), (3, 1)]),)
 class CachedRun:
     """A session with some streams prefilled, and steps that are committed at once unless they stay in flight."""
 
-    def __init__(self, mode: CacheMode = CacheMode.ON, *, num_streams: int = 4) -> None:
-        self.session = MirroredSession(replace(OPTIONS, cache_mode=mode))
+    def __init__(self, mode: CacheMode = CacheMode.ON, *, num_streams: int = 4, replies_a_look: int = 1) -> None:
+        self.session = MirroredSession(replace(OPTIONS, cache_mode=mode), replies_a_look=replies_a_look)
         self.step_id = 0
         self.plan((pack_rows("main", [(stream, 3 + stream % 4) for stream in range(num_streams)]),))
         self.session.observer.misses.clear()
@@ -183,6 +183,27 @@ def test_a_layout_that_ran_ahead_and_was_cut_back_misses_once(num_discarded: int
     assert run.plan(AB) is PlanSource.FULL
     assert run.last_miss == "discarded"
     assert run.plan(AB) is PlanSource.CACHED
+
+
+def test_cached_steps_add_up_whoever_comes_between() -> None:
+    """Two layouts in runs, a prefill, a fork, a discard, a cut: every plan is right, though nobody looks meanwhile."""
+    run = CachedRun(replies_a_look=1_000)
+    for _ in range(3):
+        for labels in (AB, AB, AB, CD, AB, CD, CD):
+            for _ in range(6):
+                run.plan(labels)
+        run.plan((pack_rows("main", [(9, 30)]),))
+        run.plan(AB)
+        run.plan(CD, forks_before=(Fork(0, 8),))
+        for _ in range(5):
+            run.plan(AB, is_kept=False)
+        run.session.send(SessionMessage(discard_from=run.step_id - 2))
+        run.plan(AB)
+        for _ in range(6):
+            run.plan(CD)
+        run.session.send(SessionMessage(operations=(Truncate(1, 7), Drop(pack_int32([8, 9])))))
+    assert sum(reason == "discarded" for _, reason in run.session.observer.misses) == 3
+    run.session.check()
 
 
 def test_an_out_of_pages_hit_changes_nothing() -> None:

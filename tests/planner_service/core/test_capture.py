@@ -11,7 +11,6 @@ from planner_service.core.layout import PlanLabelRows, StepLayout
 from planner_service.core.plan import BuiltPlan, CacheMode, PlanSource
 from planner_service.core.planner import Planner
 from planner_service.core.ring import BufferSet
-from planner_service.core.rows import build_rows
 from tests.reference.naive_planner import pack_rows
 from tests.reference.vector_replay import VectorReplay
 
@@ -30,7 +29,7 @@ class VerifiedRun:
     def plan(self, labels: tuple[PlanLabelRows, ...] = LABELS) -> BuiltPlan:
         """Plans a step and commits it."""
         self.step_id += 1
-        rows = build_rows(StepLayout(self.step_id, labels), 3)
+        rows = self.planner.read(StepLayout(self.step_id, labels))
         plan = self.planner.plan(rows, self.step_id, lambda _: BufferSet(1, 0, np.zeros(4_096, np.int32)))
         self.planner.commit_through(self.step_id)
         return plan
@@ -39,9 +38,12 @@ class VerifiedRun:
         """Adds one to the first value of an array of the cached plan."""
         assert self.planner.cache is not None
         entry = self.planner.cache.entries[0]
-        items = entry._indices if array == "paged_kv_indices" else entry._fixed
-        offset = 0 if array == "paged_kv_indices" else entry.extents[plan_label].offsets[ARRAY_NAMES.index(array)] // 4
-        items[offset] += 1
+        if array == "paged_kv_indices":
+            indices = np.array(entry._indices[plan_label])
+            indices[0] += 1
+            entry._indices[plan_label] = indices.data
+        else:
+            entry._fixed[entry.extents[plan_label].offsets[ARRAY_NAMES.index(array)] // 4] += 1
 
 
 @pytest.mark.parametrize("array", ARRAY_NAMES)

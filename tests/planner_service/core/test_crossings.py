@@ -36,13 +36,13 @@ def test_a_crossing_counts_its_rows_label_by_label_padding_aside(page_order: tup
     ranks = None if rows.page_order is None else np.argsort(rows.page_order)
     crossing = build_crossing(rows, items, np.array([0, 2, 3]), ranks, page_size=16)
 
-    assert crossing.rows.tolist() == [0, 4, 5]
-    assert crossing.streams.tolist() == [4, 2, 5]
-    assert crossing.ordered_streams.tolist() == ([5, 4, 2] if page_order else [4, 2, 5])
+    assert crossing.growth.streams.tolist() == ([5, 4, 2] if page_order else [4, 2, 5])
     assert crossing.ordered_rows.tolist() == ([5, 0, 4] if page_order else [0, 4, 5])
+    in_rows = crossing.ordered_rows if crossing.places is None else crossing.ordered_rows[crossing.places]
+    assert in_rows.tolist() == [0, 4, 5]
     assert crossing.slot_items.tolist() == [20, 22, 23]
-    assert crossing.added.tolist() == [1, 1, 1, 1, 2, 3]
-    assert crossing.num_added == (1, 3)
+    assert crossing.end_items.tolist() == [0, 6, 7]
+    assert crossing.bounds == (0, 1, 3)
     expected = [1] * 30
     expected[0:3] = [1, 1, 1]
     expected[5:8] = [0, 1, 2]

@@ -8,7 +8,6 @@ import pytest
 from planner_service.core.layout import Drop, Fork, Int32Array, StepLayout, Truncate
 from planner_service.core.planner import Planner
 from planner_service.core.ring import BufferSet
-from planner_service.core.rows import build_rows
 from planner_service.errors import OutOfPagesError
 from planner_service.messages import MAX_SLOTS, PlanFailed, SessionMessage, SessionOptions
 from tests.planner_service.mirrored_session import MirroredSession
@@ -196,13 +195,13 @@ def test_a_length_past_int32_is_out_of_pages() -> None:
     def find_set(_: int) -> BufferSet:
         return BufferSet(1, 0, items)
 
-    planner.plan(build_rows(step_of(1, (0, 1)), 1), 1, find_set)
+    planner.plan(planner.read(step_of(1, (0, 1))), 1, find_set)
     planner.commit_through(1)
     # As long prefills that fill the pool would have left it.
     planner.streams.reserve(np.array([0]), np.array([num_pages - 1], dtype=np.int32))
     planner.streams.planned[0] = planner.streams.committed[0] = (num_pages - 1) * 65_536
     with pytest.raises(OutOfPagesError):
-        planner.plan(build_rows(step_of(2, (0, 1 << 24)), 1), 2, find_set)
+        planner.plan(planner.read(step_of(2, (0, 1 << 24))), 2, find_set)
 
 
 def test_the_naive_planner_agrees_that_pages_go_out_first_in_first_out() -> None:
