@@ -52,7 +52,7 @@ class PlanAttempt:
         shared = source_pages[:num_full]
         own = pool.take(1 if num_rest else 0)
         pool.share(shared)
-        taken = streams.replace(fork.target, np.concatenate((shared, own)), length)
+        taken = streams.replace(fork.target, np.concatenate((shared, own)), length, self._step.step_id)
         identity = int(streams.length_identities[fork.target])
         self._step.forks.append(ForkRecord(fork.target, length, identity, is_after, taken))
         copies = self.copies_after if is_after else self.copies_before

@@ -39,7 +39,7 @@ def _truncate(operation: Truncate, streams: StreamTable, steps: StepsInFlight, p
     if not streams.exists[stream]:
         return []
     pages = streams.cut(stream, length, -(-length // page_size))
-    return steps.retire(pages, int(streams.last_step[stream]))
+    return steps.retire(pages, int(streams.last_step[stream]), int(streams.forked_by[stream]))
 
 
 def _drop(operation: Drop, streams: StreamTable, steps: StepsInFlight) -> list[Int32Array]:
@@ -51,7 +51,8 @@ def _drop(operation: Drop, streams: StreamTable, steps: StepsInFlight) -> list[I
     ended: list[Int32Array] = []
     for stream in numbers:
         if streams.exists[stream]:
-            ended += steps.retire(streams.remove(stream), int(streams.last_step[stream]))
+            forked_by = int(streams.forked_by[stream])
+            ended += steps.retire(streams.remove(stream), int(streams.last_step[stream]), forked_by)
     return ended
 
 

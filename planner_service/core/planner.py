@@ -128,7 +128,10 @@ class Planner:
         self.is_drill_pending = True
 
     def check_integrity(self) -> None:
-        """Asserts that every page is held as often as it is counted, and that lengths fit the pages held."""
+        """Asserts that every page is held as often as it is counted, and that lengths fit the pages held.
+
+        Cached plans rely on it that no page which a stream holds beyond its length is shared.
+        """
         holders = self.streams.count_holders()
         self.steps.count_holders(holders)
         self.pool.check_integrity(holders)
@@ -137,6 +140,9 @@ class Planner:
         assert np.all(streams.planned <= capacities), "a length lacks pages"
         assert np.all(streams.committed <= streams.planned), "a committed length is above the planned one"
         assert not streams.planned[~streams.exists].any(), "a stream that does not exist has a length"
+        for stream in streams.existing().tolist():
+            spare = streams.tables.pages_of(stream)[-(-int(streams.planned[stream]) // self.page_size) :]
+            assert not self.pool.has_other_holders(spare).any(), "a page that is yet to be written is shared"
         sink = streams.tables.pages_of(-1)
         assert not np.any(sink != SINK_PAGE), "the sink's table names another page"
 

@@ -4,12 +4,15 @@ import dataclasses
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from planner_service.core.layout import Int32Array, Int64Array
 from planner_service.core.page_tables import IntArray
 from planner_service.core.streams import StreamTable, TakenTable, Touch
+
+_NEVER = 1 << 63
 
 
 @dataclass(slots=True)
@@ -57,6 +60,14 @@ class StepInFlight:
     replacements: list[PageReplacement] = field(default_factory=list)
 
 
+class _Hold(NamedTuple):
+    """Pages that a table gave up: they go back once no step from `first_step` to `last_step` is in flight."""
+
+    first_step: int
+    last_step: int
+    pages: Int32Array
+
+
 class StepsInFlight:
     """The steps in flight in order, and the pages given up while they still name them.
 
@@ -67,7 +78,7 @@ class StepsInFlight:
     def __init__(self, streams: StreamTable) -> None:
         self._streams = streams
         self._steps: deque[StepInFlight] = deque()
-        self._held: list[tuple[int, Int32Array]] = []  # pages to give back once no step up to this one is in flight
+        self._held: list[_Hold] = []
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -81,12 +92,13 @@ class StepsInFlight:
         """Adds a planned step."""
         self._steps.append(step)
 
-    def retire(self, pages: Int32Array, last_step: int) -> list[Int32Array]:
+    def retire(self, pages: Int32Array, last_step: int, first_step: int = 0) -> list[Int32Array]:
         """Takes pages that a table gave up.
 
         Args:
             pages: the pages, still held.
             last_step: the last step that names them; it may have ended.
+            first_step: a step before which none names them.
 
         Returns:
             Pages that can be given back now: these, unless a step in flight may name them.
@@ -94,7 +106,7 @@ class StepsInFlight:
         if not len(pages):
             return []
         if self._steps and self._steps[0].step_id <= last_step:
-            self._held.append((min(last_step, self.last_step_id), pages))
+            self._held.append(_Hold(first_step, min(last_step, self.last_step_id), pages))
             return []
         return [pages]
 
@@ -119,7 +131,7 @@ class StepsInFlight:
             ended += self._undo(self._steps.pop())
             num_discarded += 1
         last = self.last_step_id
-        self._held = [(min(hold, last), pages) for hold, pages in self._held]
+        self._held = [hold._replace(last_step=min(hold.last_step, last)) for hold in self._held]
         return num_discarded, ended + self._end_holds()
 
     def count_by_stream(self) -> Int64Array:
@@ -131,8 +143,8 @@ class StepsInFlight:
 
     def count_holders(self, holders: Int32Array) -> None:
         """Adds the pages held here to `holders`, int32 [num_pages]."""
-        for _, pages in self._held:
-            np.add.at(holders, pages, 1)
+        for hold in self._held:
+            np.add.at(holders, hold.pages, 1)
         for step in self._steps:
             for fork in step.forks:
                 np.add.at(holders, fork.taken.pages, 1)
@@ -142,10 +154,12 @@ class StepsInFlight:
     def _end_holds(self) -> list[Int32Array]:
         if not self._held:
             return []
-        first = self._steps[0].step_id if self._steps else None
-        ended = [pages for hold, pages in self._held if first is None or hold < first]
+        first = self._steps[0].step_id if self._steps else _NEVER
+        # A discard may leave a hold that ends before it begins: nothing in flight names such pages.
+        is_over = [hold.last_step < max(first, hold.first_step) for hold in self._held]
+        ended = [hold.pages for hold, over in zip(self._held, is_over, strict=True) if over]
         if ended:
-            self._held = [] if first is None else [(hold, pages) for hold, pages in self._held if hold >= first]
+            self._held = [hold for hold, over in zip(self._held, is_over, strict=True) if not over]
         return ended
 
     def _commit(self, step: StepInFlight) -> None:
@@ -206,7 +220,8 @@ class StepsInFlight:
     def _undo_fork(self, fork: ForkRecord) -> list[Int32Array]:
         streams = self._streams
         if streams.length_identities[fork.target] != fork.identity:
-            return self.retire(fork.taken.pages, self.last_step_id)  # dropped or truncated since
+            # Dropped or truncated since.
+            return self.retire(fork.taken.pages, self.last_step_id, fork.taken.forked_by)
         pages = streams.put_back(fork.target, fork.taken)
         # What the step itself reserved for a new stream stays with it, so the stream stays too.
         streams.exists[fork.target] |= len(fork.taken.pages) > 0

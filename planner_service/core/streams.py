@@ -32,6 +32,7 @@ class TakenTable:
     length_identity: int
     last_step: int
     touched: int
+    forked_by: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class StreamTable:
         num_touches: how often `touched` was changed.
         identities: rises when a stream's table becomes another one (drop, fork), int64.
         length_identities: rises when steps in flight stop counting for its length (drop, fork, truncate), int64.
+        forked_by: the step whose fork made the table, or 0; no step before names its pages as this stream's, int64.
     """
 
     def __init__(self, max_streams: int, pool: PagePool) -> None:
@@ -68,6 +70,7 @@ class StreamTable:
         self.exists = np.zeros(size, dtype=np.bool_)
         self.identities: Int64Array = np.zeros(size, dtype=np.int64)
         self.length_identities: Int64Array = np.zeros(size, dtype=np.int64)
+        self.forked_by: Int64Array = np.zeros(size, dtype=np.int64)
         self.num_touches = 0
         self._touched: Int64Array = np.zeros(size, dtype=np.int64)
         self.touched = self._touched.view()
@@ -218,12 +221,13 @@ class StreamTable:
         self.planned[stream] = 0
         self.committed[stream] = 0
         self.exists[stream] = False
+        self.forked_by[stream] = 0
         self.identities[stream] = self.length_identities[stream] = self._next_identity()
         self.touch(stream, Touch.CHANGED)
         return pages
 
-    def replace(self, stream: int, pages: Int32Array, length: int) -> TakenTable:
-        """Makes these pages, holding `length` tokens, the stream's table; returns what it had."""
+    def replace(self, stream: int, pages: Int32Array, length: int, step_id: int) -> TakenTable:
+        """Makes these pages, holding `length` tokens, the stream's table for a step's fork; returns what it had."""
         taken = TakenTable(
             pages=self.tables.pages_of(stream),
             planned=int(self.planned[stream]),
@@ -233,11 +237,13 @@ class StreamTable:
             length_identity=int(self.length_identities[stream]),
             last_step=int(self.last_step[stream]),
             touched=int(self.touched[stream]),
+            forked_by=int(self.forked_by[stream]),
         )
         self.tables.replace(stream, pages)
         self.planned[stream] = length
         self.committed[stream] = 0  # until the fork's step is committed
         self.exists[stream] = True
+        self.forked_by[stream] = step_id
         self.identities[stream] = self.length_identities[stream] = self._next_identity()
         self.touch(stream, Touch.FORKED)
         return taken
@@ -249,6 +255,7 @@ class StreamTable:
         self.planned[stream] = taken.planned
         self.committed[stream] = taken.committed
         self.exists[stream] = taken.exists
+        self.forked_by[stream] = taken.forked_by
         self.identities[stream] = taken.identity
         self.length_identities[stream] = taken.length_identity
         self.last_step[stream] = taken.last_step

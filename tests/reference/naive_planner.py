@@ -34,6 +34,7 @@ class NaiveStream:
         tokens: what it holds once every planned step has run.
         pending: (step id, tokens) for each step in flight whose commit keeps tokens.
         forked_by: the step in flight that made it by a fork, or 0.
+        made_by: the step that made it by a fork, or 0.
         identity: tells it from every other, also from those before and after it under its number.
     """
 
@@ -41,6 +42,7 @@ class NaiveStream:
     tokens: list[int] = field(default_factory=list)
     pending: list[tuple[int, int]] = field(default_factory=list)
     forked_by: int = 0
+    made_by: int = 0
     identity: int = 0
 
     @property
@@ -109,8 +111,8 @@ class NaivePlanner:
         self.num_holders: dict[int, int] = {}
         self.streams: dict[int, NaiveStream] = {}
         self.in_flight: list[_Step] = []
-        # (freed once no step up to this one is in flight, pages in order)
-        self.given_up: list[tuple[int, list[int]]] = []
+        # (freed once no step from the first to the second of these is in flight, pages in order)
+        self.given_up: list[tuple[int, int, list[int]]] = []
         self.last_named: dict[int, int] = {}  # the last step that named a stream's number
         self.num_tokens_made = 0
         self.num_streams_made = 0
@@ -129,19 +131,21 @@ class NaivePlanner:
                 del self.num_holders[page]
                 self.free.append(page)
 
-    def _give_up(self, pages: list[int], last: int) -> None:
-        """Frees pages once no step in flight up to `last` remains."""
+    def _give_up(self, pages: list[int], made_by: int, last: int) -> None:
+        """Frees pages once no step in flight from `made_by` up to `last` remains."""
         if self.in_flight and self.in_flight[0].step_id <= last:
-            self.given_up.append((last, list(pages)))
+            self.given_up.append((made_by, last, list(pages)))
         else:
             self._free_pages(pages)
 
     def _free_given_up(self) -> None:
-        first = self.in_flight[0].step_id if self.in_flight else float("inf")
-        for last, pages in self.given_up:
-            if first > last:
+        kept = []
+        for made_by, last, pages in self.given_up:
+            if any(made_by <= step.step_id <= last for step in self.in_flight):
+                kept.append((made_by, last, pages))
+            else:
                 self._free_pages(pages)
-        self.given_up = [(last, pages) for last, pages in self.given_up if first <= last]
+        self.given_up = kept
 
     # ---- planning
 
@@ -238,7 +242,8 @@ class NaivePlanner:
         old = self.streams.get(fork.target)
         num_full = len(source.tokens) // self.page_size
         target = self._make_stream()
-        target.pages, target.tokens, target.forked_by = source.pages[:num_full], list(source.tokens), step.step_id
+        target.pages, target.tokens = source.pages[:num_full], list(source.tokens)
+        target.forked_by = target.made_by = step.step_id
         for page in target.pages:
             self.num_holders[page] += 1
         copies = []
@@ -283,7 +288,7 @@ class NaivePlanner:
                     stream.pages[place] = shared
                     self._free_pages([own])
                 else:
-                    self._give_up([shared], self._last_in_flight())
+                    self._give_up([shared], 0, self._last_in_flight())
             for number, old, new, is_after in reversed(step.forks):
                 if not is_after:
                     self._undo_fork(step, number, old, new)
@@ -302,7 +307,7 @@ class NaivePlanner:
             if old is not None:
                 self.streams[number] = old
         elif old is not None:
-            self._give_up(old.pages, self._last_in_flight())
+            self._give_up(old.pages, old.made_by, self._last_in_flight())
 
     # ---- streams
 
@@ -318,7 +323,7 @@ class NaivePlanner:
         stream.tokens = stream.tokens[:length]
         stream.pending = []
         stream.forked_by = 0
-        self._give_up(pages, self.last_named.get(number, 0))
+        self._give_up(pages, stream.made_by, self.last_named.get(number, 0))
 
     def drop(self, number: int) -> None:
         """Ends a stream; its number may be used again."""
@@ -326,7 +331,7 @@ class NaivePlanner:
         if stream is not None:
             pages, stream.pages = stream.pages, []
             stream.pending = []
-            self._give_up(pages, self.last_named.get(number, 0))
+            self._give_up(pages, stream.made_by, self.last_named.get(number, 0))
 
 
 # ---- arrays, one row at a time

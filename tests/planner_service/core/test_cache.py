@@ -206,6 +206,28 @@ def test_cached_steps_add_up_whoever_comes_between() -> None:
     run.session.check()
 
 
+@pytest.mark.parametrize("ending", [Drop(pack_int32([1])), Truncate(1, 0)])
+@pytest.mark.parametrize("num_forks", [1, 2])
+def test_a_page_of_a_discarded_fork_is_not_copied_in_the_midst_of_a_run(
+    ending: Drop | Truncate, num_forks: int
+) -> None:
+    """A page shared with a fork that came to nothing is its stream's own at once, though older steps are in flight.
+
+    Else the stream would write its next token to a shared page, and the token after it to a copy, which a cached plan
+    knows nothing of.
+    """
+    run = CachedRun(CacheMode.VERIFY)
+    run.plan((pack_rows("main", [(8, 1)]),), is_kept=False)
+    run.plan((pack_rows("main", [(5, 4)]),), is_kept=False)
+    first_discarded = run.step_id
+    run.plan((pack_rows("main", [(8, 1)]),), is_kept=False, forks_before=(Fork(5, 1),) * num_forks)
+    run.session.send(SessionMessage(operations=(ending,)))
+    run.session.send(SessionMessage(discard_from=first_discarded))
+    sources = [run.plan((pack_rows("main", [(5, 1)]),), is_kept=False) for _ in range(6)]
+    assert sources == [PlanSource.FULL] + [PlanSource.VERIFIED] * 5
+    assert not run.session.observer.mismatches
+
+
 def test_an_out_of_pages_hit_changes_nothing() -> None:
     """A refused cached step leaves the entry: it hits when pages are there again."""
     session = MirroredSession(replace(OPTIONS, page_size=1, num_pages=5))
