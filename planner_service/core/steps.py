@@ -12,8 +12,6 @@ from planner_service.core.layout import Int32Array, Int64Array
 from planner_service.core.page_tables import IntArray
 from planner_service.core.streams import StreamTable, TakenTable, Touch
 
-_NEVER = 1 << 63
-
 
 @dataclass(slots=True)
 class ForkRecord:
@@ -105,10 +103,11 @@ class StepsInFlight:
         """
         if not len(pages):
             return []
-        if self._steps and self._steps[0].step_id <= last_step:
-            self._held.append(_Hold(first_step, min(last_step, self.last_step_id), pages))
-            return []
-        return [pages]
+        hold = _Hold(first_step, last_step, pages)
+        if self._is_over(hold):
+            return [pages]
+        self._held.append(hold)
+        return []
 
     def commit_through(self, step_id: int) -> list[Int32Array]:
         """Commits a step and all before it; returns pages to give back, in order."""
@@ -130,8 +129,6 @@ class StepsInFlight:
         while self._steps and self._steps[-1].step_id >= step_id:
             ended += self._undo(self._steps.pop())
             num_discarded += 1
-        last = self.last_step_id
-        self._held = [hold._replace(last_step=min(hold.last_step, last)) for hold in self._held]
         return num_discarded, ended + self._end_holds()
 
     def count_by_stream(self) -> Int64Array:
@@ -154,13 +151,13 @@ class StepsInFlight:
     def _end_holds(self) -> list[Int32Array]:
         if not self._held:
             return []
-        first = self._steps[0].step_id if self._steps else _NEVER
-        # A discard may leave a hold that ends before it begins: nothing in flight names such pages.
-        is_over = [hold.last_step < max(first, hold.first_step) for hold in self._held]
-        ended = [hold.pages for hold, over in zip(self._held, is_over, strict=True) if over]
+        ended = [hold.pages for hold in self._held if self._is_over(hold)]
         if ended:
-            self._held = [hold for hold, over in zip(self._held, is_over, strict=True) if not over]
+            self._held = [hold for hold in self._held if not self._is_over(hold)]
         return ended
+
+    def _is_over(self, hold: _Hold) -> bool:
+        return not any(hold.first_step <= step.step_id <= hold.last_step for step in self._steps)
 
     def _commit(self, step: StepInFlight) -> None:
         for fork in step.forks:

@@ -162,6 +162,8 @@ class StreamTable:
         """Undoes the last `try_grow` that gave pages, right after it."""
         self.pool.untake(pages)
         growth.add(-1)
+        if not growth.num_unwritten:
+            self._growths.pop()
 
     def find_places(self, growth: Growth, num_pages: Int32Array) -> None:
         """Finds where the next pages go, if none of the streams holds more than these, int32 [n]."""

@@ -133,19 +133,19 @@ class NaivePlanner:
 
     def _give_up(self, pages: list[int], made_by: int, last: int) -> None:
         """Frees pages once no step in flight from `made_by` up to `last` remains."""
-        if self.in_flight and self.in_flight[0].step_id <= last:
+        if self._is_named(made_by, last):
             self.given_up.append((made_by, last, list(pages)))
         else:
             self._free_pages(pages)
 
+    def _is_named(self, made_by: int, last: int) -> bool:
+        return any(made_by <= step.step_id <= last for step in self.in_flight)
+
     def _free_given_up(self) -> None:
-        kept = []
         for made_by, last, pages in self.given_up:
-            if any(made_by <= step.step_id <= last for step in self.in_flight):
-                kept.append((made_by, last, pages))
-            else:
+            if not self._is_named(made_by, last):
                 self._free_pages(pages)
-        self.given_up = kept
+        self.given_up = [entry for entry in self.given_up if self._is_named(*entry[:2])]
 
     # ---- planning
 
@@ -308,6 +308,7 @@ class NaivePlanner:
                 self.streams[number] = old
         elif old is not None:
             self._give_up(old.pages, old.made_by, self._last_in_flight())
+            old.pages = []
 
     # ---- streams
 

@@ -219,3 +219,26 @@ def test_the_naive_planner_agrees_that_pages_go_out_first_in_first_out() -> None
     expected = [5, 6, 7, 3, 4, 1, 2]
     assert naive.plan(step_of(3, (2, 28))).arrays["main"]["paged_kv_indices"] == expected
     assert session.in_flight[3].arrays["main"]["paged_kv_indices"] == expected
+
+
+def test_pages_of_a_cut_fork_that_was_discarded_wait_for_no_step() -> None:
+    """Steps before the fork, and those planned after the discard, do not name them."""
+    session = MirroredSession(OPTIONS)
+    send(session, step_of(1, (0, 1)), step_of(2, (0, 1)))
+    send(session, replace(step_of(3, (0, 1)), forks_before=(Fork(0, 1),)))
+    send(session, step_of(4, (1, 8)), operations=(Truncate(1, 0),))
+    session.send(SessionMessage(discard_from=3))
+    send(session, step_of(5, (0, 1)))
+    send(session, operations=(Drop(pack_int32([1])),))
+    assert session.session.summarize().num_free_pages == OPTIONS.num_pages - 2
+
+
+def test_pages_of_a_dropped_stream_wait_for_steps_that_name_them_alone() -> None:
+    """A discard of the last of these leaves the others, and later steps do not matter."""
+    session = MirroredSession(OPTIONS)
+    send(session, step_of(1, (0, 5)), step_of(2, (1, 1)), step_of(3, (0, 1)))
+    session.send(SessionMessage(discard_from=3))
+    send(session, step_of(5, (1, 1)), operations=(Drop(pack_int32([0])),))
+    assert session.session.summarize().num_free_pages == OPTIONS.num_pages - 4
+    commit(session, 2)
+    assert session.session.summarize().num_free_pages == OPTIONS.num_pages - 2

@@ -112,6 +112,17 @@ def test_a_growth_taken_back_leaves_no_trace() -> None:
     assert _pages_of(table) == [[1, 4, 6], [2, 3, 5, 7]]
 
 
+def test_growths_that_are_taken_back_again_and_again_leave_nothing() -> None:
+    """A step that is refused for want of memory, and asked for anew, costs none."""
+    table = _build_table()
+    growth = _build_growth(table)
+    for _ in range(100):
+        pages = table.try_grow(growth)
+        assert pages is not None
+        table.ungrow(growth, pages)
+    assert table._growths == []
+
+
 def test_streams_that_cannot_all_grow_do_not_grow() -> None:
     """Out of pages leaves pool and tables as they were."""
     table = _build_table(num_pages=5)
