@@ -60,15 +60,16 @@ def build_extents(sizes: Sequence[tuple[str, int, int, int]]) -> tuple[tuple[Arr
         for name, count in zip(ARRAY_NAMES, count_items(num_rows, num_tokens, num_indices), strict=True):
             label_starts.append(end)
             if name != "paged_kv_indices":
-                end += _align(count * ITEM_BYTES)
+                end += align(count * ITEM_BYTES)
         starts.append(label_starts)
     extents = []
     for (label, num_rows, num_tokens, num_indices), label_starts in zip(sizes, starts, strict=True):
         label_starts[ARRAY_NAMES.index("paged_kv_indices")] = end
-        end += _align(num_indices * ITEM_BYTES)
+        end += align(num_indices * ITEM_BYTES)
         extents.append(ArraysExtent(label, num_rows, num_tokens, num_indices, tuple(label_starts)))
     return tuple(extents), end
 
 
-def _align(num_bytes: int) -> int:
+def align(num_bytes: int) -> int:
+    """Returns the next 64-byte bound."""
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

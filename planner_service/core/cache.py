@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner_service.core.arrays import ALIGNMENT_BYTES, ARRAY_NAMES, ITEM_BYTES, ArraysExtent
+from planner_service.core.arrays import ARRAY_NAMES, ITEM_BYTES, ArraysExtent, align
 from planner_service.core.builder import PlanSizes, gather_indices, views_of
 from planner_service.core.cache_misses import CacheTally, compare_layouts
 from planner_service.core.crossings import Crossing, DecodeItems, build_crossing, group_by_phase, splice
@@ -101,10 +101,13 @@ class CacheEntry:
         return needed
 
     def measure_next(self, crossing: Crossing | None) -> int:
-        """Returns an upper bound for the bytes of the next step's plan."""
+        """Returns the bytes of the next step's plan."""
         if crossing is None:
             return self.num_bytes
-        return self.num_bytes + len(crossing.end_items) * ITEM_BYTES + len(self.extents) * ALIGNMENT_BYTES
+        end = self.extents[0].offsets[_KV_INDICES]
+        for i, (first_row, end_row) in enumerate(pairwise(crossing.bounds)):
+            end += align((len(self._indices[i]) + end_row - first_row) * ITEM_BYTES)
+        return end
 
     def advance(self, streams: StreamTable, crossing: Crossing | None, pages: Int32Array | None = None) -> None:
         """Moves the entry on by one step.
@@ -198,7 +201,7 @@ class CacheEntry:
             if offsets[_KV_INDICES] != start:
                 offsets = (*offsets[:_KV_INDICES], start, *offsets[_KV_INDICES + 1 :])
             extents.append(ArraysExtent(name, num_rows, num_tokens, len(indices), offsets))
-            start += -(-len(indices) * ITEM_BYTES // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            start += align(len(indices) * ITEM_BYTES)
         self.extents = tuple(extents)
         self.num_bytes = start
 

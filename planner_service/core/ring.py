@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from planner_service.core.arrays import ALIGNMENT_BYTES, build_extents
+from planner_service.core.arrays import align, build_extents
 from planner_service.core.layout import Int32Array
 from planner_service.errors import RegionUnavailableError
 
@@ -106,7 +106,7 @@ class Ring:
         self._num_leased: dict[int, int] = {}  # by region
         self._free: list[BufferSet] = []  # sets of the newest region
         self._leased_sets: dict[int, BufferSet] = {}  # by step
-        self._add_region(_align(set_bytes))
+        self._add_region(align(set_bytes))
 
     @property
     def newest_region(self) -> RegionMemory:
@@ -152,7 +152,7 @@ class Ring:
         """
         assert self.has_free_set()
         if num_bytes > self.newest_region.description.set_bytes:
-            self._grow(_align(num_bytes))
+            self._grow(align(num_bytes))
         return self._free[0]
 
     def lease(self, buffer_set: BufferSet, step_id: int, now_seconds: float) -> None:
@@ -242,7 +242,3 @@ def choose_set_bytes(num_pages: int, max_streams: int) -> int:
     num_indices = min(num_pages, _FIRST_SET_INDICES)
     _, num_bytes = build_extents([("", num_rows, max(num_rows, _FIRST_SET_TOKENS), num_indices)])
     return num_bytes
-
-
-def _align(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

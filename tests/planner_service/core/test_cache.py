@@ -3,10 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from planner_service.core import cache
 from planner_service.core.layout import Drop, Fork, PlanLabelRows, StepLayout, Truncate
+from planner_service.core.planner import Planner
+from planner_service.core.ring import BufferSet
 from planner_service.messages import CacheMode, PlanReady, PlanSource, SessionMessage, SessionOptions
 from tests.planner_service.mirrored_session import MirroredSession
 from tests.reference.naive_planner import pack_int32, pack_rows
@@ -183,6 +186,21 @@ def test_a_layout_that_ran_ahead_and_was_cut_back_misses_once(num_discarded: int
     assert run.plan(AB) is PlanSource.FULL
     assert run.last_miss == "discarded"
     assert run.plan(AB) is PlanSource.CACHED
+
+
+def test_a_cached_plan_asks_for_just_the_bytes_it_takes() -> None:
+    """As a plan from scratch does: else a ring would grow, or be refused, for one cache mode and not for another."""
+    planner = Planner(page_size=2, num_pages=256, max_streams=8, cache_mode=CacheMode.ON)
+    sizes = []
+
+    def find_set(num_bytes: int) -> BufferSet:
+        sizes.append(num_bytes)
+        return BufferSet(1, 0, np.zeros(4_096, dtype=np.int32))
+
+    labels = (pack_rows("main", [(0, 1), (-1, 1), (1, 1)]), pack_rows("cfg", [(2, 1), (3, 1), (4, 1)]))
+    plans = [planner.plan(planner.read(StepLayout(step, labels)), step, find_set) for step in range(1, 60)]
+    assert [plan.source for plan in plans[1:]] == [PlanSource.CACHED] * 58
+    assert sizes == [plan.num_bytes for plan in plans]
 
 
 def test_cached_steps_add_up_whoever_comes_between() -> None:
