@@ -28,7 +28,6 @@ from engine_service.metrics import EngineMetrics
 from engine_service.model_cache import ModelCache
 from engine_service.model_loading import LoadedModel, OnProgress, load_model
 from engine_service.model_runner import ModelRunner
-from engine_service.packed_weights import pack_weights
 from engine_service.plan_copies import PlanCopies
 from engine_service.plan_pipeline import choose_ring_depth
 from engine_service.planner_link import PlannerLink
@@ -87,7 +86,7 @@ def assemble_engine(
     device = choose_device(settings.device)
     loaded = load_model(settings.model, dtype=settings.dtype, device=str(device), cache=cache, on_progress=on_progress)
     if settings.pack_weights:
-        num_packed = pack_weights(loaded.model)
+        num_packed = loaded.pack_weights()
         _logger.info("%d linear layers have packed weights", num_packed)
     metrics = EngineMetrics(registry)
     metrics.describe_engine(

@@ -172,6 +172,26 @@ class _ProbeStep:
 
 
 @torch.inference_mode()
+def run_two_tokens(model: PreTrainedModel) -> torch.Tensor:
+    """Runs a loaded model on two tokens whose attention gives zeros; returns their logits [2, vocab_size]."""
+    return _run_two_tokens(model, (7, 5), _ProbeStep())
+
+
+def _run_two_tokens(model: PreTrainedModel, positions: tuple[int, int], step: _ProbeStep) -> torch.Tensor:
+    # From the middle of the vocabulary: padding and unused tokens may have embeddings of zeros, which nothing rotates.
+    embeddings: Any = model.get_input_embeddings()
+    middle = embeddings.weight.shape[0] // 2
+    output = model(
+        input_ids=torch.tensor([[middle, middle - 1]], device=model.device),
+        position_ids=torch.tensor([positions], device=model.device),
+        use_cache=False,
+        ringplan_step=step,
+    )
+    logits: torch.Tensor = output.logits[0]
+    return logits
+
+
+@torch.inference_mode()
 def check_attention_calls(model: PreTrainedModel, name: str) -> KvShape:
     """Runs a loaded model on two tokens and looks at what reaches our attention.
 
@@ -185,25 +205,13 @@ def check_attention_calls(model: PreTrainedModel, name: str) -> KvShape:
     Raises:
         UnsupportedModelError: the calls are not those of a plain stack of causal self-attention over given positions.
     """
-    # From the middle of the vocabulary: padding and unused tokens may have embeddings of zeros, which nothing rotates.
-    embeddings: Any = model.get_input_embeddings()
-    middle = embeddings.weight.shape[0] // 2
-    token_ids = torch.tensor([[middle, middle - 1]], device=model.device)
     # The second token's position differs and nothing else.
-    probes = []
-    for positions in ([7, 0], [7, 5]):
-        probe = _ProbeStep()
-        try:
-            model(
-                input_ids=token_ids,
-                position_ids=torch.tensor([positions], device=model.device),
-                use_cache=False,
-                ringplan_step=probe,
-            )
-        except (TypeError, AttributeError, KeyError, ValueError, RuntimeError) as error:
-            raise UnsupportedModelError(name, [f"another forward than a packed one ({error})"]) from error
-        probes.append(probe)
-    first, second = probes
+    first, second = _ProbeStep(), _ProbeStep()
+    try:
+        _run_two_tokens(model, (7, 0), first)
+        _run_two_tokens(model, (7, 5), second)
+    except (TypeError, AttributeError, KeyError, ValueError, RuntimeError) as error:
+        raise UnsupportedModelError(name, [f"another forward than a packed one ({error})"]) from error
     max_context_tokens = find_max_context_tokens(model.config)
     features = list(dict.fromkeys(_find_call_features(first, max_context_tokens)))
     if not features and not _has_moved(first.queries + first.keys, second.queries + second.keys):

@@ -4,6 +4,7 @@ import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from engine_service.attention import AttentionStep
 from engine_service.errors import ModelError, ModelNotFoundError, UnsupportedDtypeError
 from engine_service.kv_cache import KvShape
 from engine_service.model_cache import ModelCache, build_key
-from engine_service.model_checks import check_attention_calls, check_config, find_max_context_tokens
+from engine_service.model_checks import check_attention_calls, check_config, find_max_context_tokens, run_two_tokens
 from engine_service.model_files import WEIGHTS_STAGE, ModelFiles, ModelParts
+from engine_service.packed_weights import pack_weights
 from engine_service.tokenizer import Tokenizer
 
 DEFAULT_MODEL = "smollm2"
@@ -78,6 +80,10 @@ class LoadedModel:
     def head_dim(self) -> int:
         """Elements of a head."""
         return self.kv_shape.head_dim
+
+    def pack_weights(self) -> int:
+        """Packs the weights of linear layers, where that is possible; returns of how many (see `packed_weights`)."""
+        return pack_weights(self.model, partial(run_two_tokens, self.model))
 
     def run(
         self, token_ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, step: AttentionStep

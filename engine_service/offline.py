@@ -21,7 +21,6 @@ from engine_service.metrics import EngineMetrics
 from engine_service.model_cache import ModelCache
 from engine_service.model_loading import load_model
 from engine_service.model_runner import ModelRunner
-from engine_service.packed_weights import pack_weights
 from engine_service.planner_link import StepPlanner
 from engine_service.request import GeneratedDelta, GenerationEvent, Request
 from engine_service.scheduler import Scheduler
@@ -210,5 +209,5 @@ def open_runner(settings: EngineSettings, num_pages: int) -> ModelRunner:
     cache = ModelCache(settings.model_cache_dir.expanduser()) if settings.model_cache else None
     loaded = load_model(settings.model, dtype=settings.dtype, cache=cache)
     if settings.pack_weights:
-        pack_weights(loaded.model)
+        loaded.pack_weights()
     return ModelRunner(loaded, num_pages=num_pages, page_size=settings.page_size)

@@ -16,7 +16,6 @@ import torch
 
 from engine_service.model_cache import ModelCache
 from engine_service.model_loading import LoadedModel, load_model
-from engine_service.packed_weights import pack_weights
 from engine_service.yardsticks import Task, generate_continuously, generate_in_batches, time_bare_steps
 
 
@@ -36,7 +35,7 @@ def serve(lines: Iterable[str], answer: Callable[[dict[str, Any]], None]) -> Non
     if packs_weights:
         # transformers has its model as it is; the limit is what the engine's own model can do.
         bare = _load(**options)
-        pack_weights(bare.model)
+        bare.pack_weights()
     answer({"threads": torch.get_num_threads(), "torch": torch.__version__})
     methods: dict[str, Callable[..., float]] = {
         "generate": partial(_time_generate, loaded),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine_service.packed_weights import PackedLinear, pack_weights, round_up_rows
+from engine_service.packed_weights import PackedLinear, PackedProduct, pack_weights, round_up_rows
 
 
 def _build_layers() -> nn.ModuleDict:
@@ -47,13 +47,73 @@ def test_few_numbers_of_rows_are_multiplied() -> None:
 
 def test_a_layer_multiplies_as_many_rows_as_are_rounded_up_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the shape of what it is given."""
-    layer = PackedLinear(nn.Linear(24, 40))
-    multiply, multiplied = layer._multiply, []
-    monkeypatch.setattr(layer, "_multiply", lambda x, *rest: multiplied.append(x.shape) or multiply(x, *rest))
+    product = PackedProduct([nn.Linear(24, 40)])
+    multiply, multiplied = product._multiply, []
+    monkeypatch.setattr(product, "_multiply", lambda x, *rest: multiplied.append(x.shape) or multiply(x, *rest))
     with torch.inference_mode():
-        assert layer(torch.zeros(1, 33, 24)).shape == (1, 33, 40)
-        assert layer(torch.zeros(1, 32, 24)).shape == (1, 32, 40)
+        assert product.take(torch.zeros(1, 33, 24), 0).shape == (1, 33, 40)
+        assert product.take(torch.zeros(1, 32, 24), 0).shape == (1, 32, 40)
     assert multiplied == [(40, 24), (1, 32, 24)]
+
+
+class _Attention(nn.Module):
+    """Three layers with one input, of which one is called only when it is asked for, and one with their sum."""
+
+    def __init__(self, *, has_biases: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key, self.value = (nn.Linear(24, size, bias=has_biases) for size in (16, 8, 8))
+        self.output = nn.Linear(16, 24)
+        self.calls_key = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query = self.query(x)
+        key = self.key(x) if self.calls_key else x.new_zeros((*x.shape[:-1], 8))
+        both: torch.Tensor = self.output(query + torch.cat((key, self.value(x)), dim=-1))
+        return both
+
+
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_layers_with_one_input_are_multiplied_at_once(monkeypatch: pytest.MonkeyPatch, *, has_biases: bool) -> None:
+    """Three layers take one product, and give what they gave, for whatever input comes next."""
+    model = _Attention(has_biases=has_biases).eval()
+    inputs = [torch.randn(1, num_rows, 24) for num_rows in (1, 2, 33, 1)]
+    with torch.inference_mode():
+        expected = [model(x) for x in inputs]
+        assert pack_weights(model, lambda: model(torch.ones(1, 2, 24))) == 4
+        compute, computed = PackedProduct._compute, []
+        monkeypatch.setattr(PackedProduct, "_compute", lambda self, x: computed.append(len(x)) or compute(self, x))
+        for x, reference in zip(inputs, expected, strict=True):
+            torch.testing.assert_close(model(x), reference, rtol=1e-5, atol=1e-5)
+    assert len(computed) == 2 * len(inputs)
+
+
+def test_a_layer_that_is_left_out_leaves_nothing_for_the_next_input() -> None:
+    """What was computed for it is not taken for another tensor, and goes with the next whole group."""
+    model = _Attention(has_biases=True).eval()
+    inputs = [torch.randn(1, 1, 24) for _ in range(4)]
+    with torch.inference_mode():
+        model.calls_key = False
+        expected = [model(x) for x in inputs]
+        model.calls_key = True
+        assert pack_weights(model, lambda: model(torch.ones(1, 2, 24))) == 4
+        model.calls_key = False
+        for x, reference in zip(inputs, expected, strict=True):
+            torch.testing.assert_close(model(x), reference, rtol=1e-5, atol=1e-5)
+        model.calls_key = True
+        model(inputs[0])
+    layer: Any = model.query
+    assert layer._product._x is None
+    assert layer._product._parts == ()
+
+
+def test_a_layer_that_stands_in_two_places_is_packed_in_both() -> None:
+    """Both are the same packed layer."""
+    layers = _build_layers()
+    layers["again"] = nn.Sequential(layers["plain"])
+    assert pack_weights(layers) == 2
+    assert layers["again"][0] is layers["plain"]
+    assert isinstance(layers["plain"], PackedLinear)
 
 
 def test_only_plain_float32_layers_are_packed() -> None:
