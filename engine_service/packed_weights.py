@@ -5,7 +5,7 @@ that costs more than the product. oneDNN, which torch brings too, takes weights 
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Any, TypeGuard
 
@@ -163,9 +163,9 @@ def pack_weights(model: nn.Module, run: RunModel | None = None) -> int:
     return num_packed
 
 
-def _group(linears: Iterable[nn.Linear], run: RunModel | None) -> list[list[nn.Linear]]:
+def _group(linears: Collection[nn.Linear], run: RunModel | None) -> list[list[nn.Linear]]:
     """Returns the layers, those together that are computed together."""
-    groups = [] if run is None else find_shared_inputs(linears, run)
+    groups = [] if run is None or not linears else find_shared_inputs(linears, run)
     grouped = set(chain.from_iterable(groups))
     return groups + [[linear] for linear in linears if linear not in grouped]
 
