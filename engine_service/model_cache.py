@@ -170,8 +170,11 @@ class ModelCache:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 known = json.loads(facts_path.read_text())["key"]
                 is_same = all(known[name] == getattr(key, name) for name in ("path", "dtype", "device_type"))
-                if is_same and facts_path.parent.name != key.name:
-                    self.remove(facts_path.parent)
+                entry = facts_path.parent
+                # Another engine may be writing the same entry right now.
+                is_written = entry.name.startswith(_TEMPORARY_PREFIX)
+                if is_same and entry.name != key.name and not is_written:
+                    self.remove(entry)
 
 
 def _is_ours(path: Path) -> bool:

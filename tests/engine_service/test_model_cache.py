@@ -250,6 +250,16 @@ def test_what_killed_engines_left_half_written_goes(gguf_file: Path, cache: Mode
     assert new.exists()
 
 
+def test_what_another_engine_has_nearly_written_stays(gguf_file: Path, cache: ModelCache) -> None:
+    """It has the facts of the very same model, and is not in its place yet."""
+    load_model(gguf_file, cache=cache)
+    entry = find_entry(cache)
+    written = entry.rename(cache.folder / ".tmp-other")
+    load_model(gguf_file, cache=cache)
+    assert sorted(cache.folder.iterdir()) == sorted([entry, written])
+    assert sorted(path.name for path in written.iterdir()) == sorted(path.name for path in entry.iterdir())
+
+
 def test_two_engines_at_once_leave_one_whole_entry(
     gguf_file: Path, cache: ModelCache, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
